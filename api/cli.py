@@ -1,5 +1,5 @@
 """The command line: `personae serve`, `run`, `chat`, `launch`, `pull`, `list`, `show`, `rm`, `ps`, `models`,
-`check-template`, `tenants`, `keys`, `adapters`, `database`, `eval`, `bench` and `simulate`.
+`quantize`, `check-template`, `tenants`, `keys`, `adapters`, `database`, `eval`, `bench` and `simulate`.
 
 Heavy packages (torch, the server) are imported inside the commands, so that `personae --help` is quick.
 """
@@ -243,6 +243,28 @@ def models(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
     from personae.api.commands.models import run
 
     run(json=json)
+
+
+@app.command()
+def quantize(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A folder with plain weights.")],
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the quantized model goes.")],
+    texts: Annotated[
+        list[Path],
+        typer.Option(
+            "--text",
+            metavar="FILE",
+            help="Text like that which the model will see, or .jsonl with text or messages. Repeatable.",
+        ),
+    ],
+    windows: Annotated[int, typer.Option(min=1, help="The most windows of text.")] = 128,
+    width: Annotated[int, typer.Option(min=16, help="Tokens of a window.")] = 512,
+) -> None:
+    """Quantize a model to four bits a weight, calibrated with texts (GPTQ). Needs llm-compressor."""
+    from personae.api.commands.quantize import run
+
+    with _refusals():
+        run(model, out, texts, windows=windows, width=width)
 
 
 @app.command("check-template")

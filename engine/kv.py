@@ -86,8 +86,7 @@ class KVCache:
         self.states: dict[int, Tensor] = {}
         for spec, layers in members.items():
             for layer, parts in zip(layers, self.groups[spec], strict=True):
-                values = parts[1] if spec.latent is None else parts[0][..., : spec.latent]
-                self.layers[layer] = parts[0], values
+                self.layers[layer] = parts[0], parts[-1]
         for spec, kept in zip(stateful, states, strict=True):
             self.states |= zip(members[spec], kept[:, 0], strict=True)
 

@@ -251,8 +251,7 @@ def paged_attention(
     i and j are positions in the row's own sequence. Its keys and values are read through its page table.
     Query head h reads key/value head h // (heads / kv_heads). q: [T, heads, D]; caches: [num_pages, kv_heads,
     page_size, D] of q's dtype or FP8, or int8 with D + 2 (`quantize_kv`) -> [T, heads, D] of q's dtype.
-    Scores, softmax and sums are in float32. Values may have another width than keys, then the result has it,
-    too.
+    Scores, softmax and sums are in float32.
     """
     return attend(q, k_cache, v_cache, batch, attention_groups(batch), scale, window)
 
@@ -308,8 +307,7 @@ def attend(
     scores: ScoreChange | None = None,
 ) -> Tensor:
     """`paged_attention` of a batch with known groups, with changed scores."""
-    width = v_cache.shape[3] - (2 if v_cache.dtype is torch.int8 else 0)  # without the scale
-    out = q.new_empty(*q.shape[:2], width)
+    out = q.new_empty(q.shape)
     for group in groups:
         pages = batch.page_table[group.rows]
         out[group.tokens] = _attend(q[group.tokens], k_cache, v_cache, pages, group, scale, window, scores)

@@ -25,27 +25,31 @@ def window_convolution(
     where no token is.
     """
     width, length = weight.shape
-    count, size = plan.valid.shape
-    if length - 1 > size:
+    count, tokens = plan.valid.shape
+    if length - 1 > plan.size:
         raise ValueError(f"a convolution over {length} tokens needs windows of {length - 1}")
-    kept = cache[:, 0].view(len(cache), -1, size, cache.shape[3])
-    found = torch.zeros(count * size, x.shape[1], device=x.device)
+    kept = cache[:, 0].view(len(cache), -1, plan.size, cache.shape[3])
+    found = torch.zeros(count * tokens, x.shape[1], device=x.device)
     found[plan.out] = x.float()
-    found, first = found.view(count, size, -1), plan.rounds[0]
-    earlier = kept[plan.pages[first], plan.slots[first]].float()
+    found, first = found.view(count, tokens, -1), plan.rounds[0]
+    earlier = kept[plan.pages[first], plan.slots[first], :tokens].float()
     found[first] = torch.where(plan.earlier.unsqueeze(2), earlier, found[first])
-    tail = found[:, size - length + 1 :, :width].roll(1, 0)
-    tail[first] = (
-        kept[plan.pages_before[first], plan.slots_before[first], size - length + 1 :, :width]
+    before = (
+        kept[plan.pages_before[first], plan.slots_before[first], plan.size - length + 1 :, :width]
         .float()
         .masked_fill_(plan.begins[first].view(-1, 1, 1), 0.0)
     )
+    if count == len(first):
+        tail = before
+    else:  # a window before another one is full
+        tail = found[:, plan.size - length + 1 :, :width].roll(1, 0)
+        tail[first] = before
     inputs = torch.cat((tail, found[..., :width]), 1)
     total = torch.zeros_like(found[..., :width])
     if bias is not None:
         total += bias
     for j, tap in enumerate(weight.T.contiguous()):
-        total.addcmul_(inputs[:, j : j + size], tap)
+        total.addcmul_(inputs[:, j : j + tokens], tap)
     return F.silu(total), found[..., width:]
 
 
@@ -58,6 +62,21 @@ def _decays(log: Tensor) -> tuple[Tensor, Tensor]:
     return total, pairs.masked_fill(later, -torch.inf).exp()
 
 
+def _of_tokens(x: Tensor, plan: StatePlan) -> Tensor:
+    """[W, heads, P, ...] -> the same; or if each row has one token, its part: [rows, heads, 1, ...]."""
+    if not plan.alone:
+        return x
+    size = plan.valid.shape[1]
+    return x[plan.out // size, :, plan.out % size].unsqueeze(2)
+
+
+def _of_windows(x: Tensor, plan: StatePlan) -> Tensor:
+    """[W, ...] -> the same; or if each row has one token, the window of each: [rows, ...]."""
+    if not plan.alone or len(x) == len(plan.out):
+        return x
+    return x[plan.out // plan.valid.shape[1]]
+
+
 def _by_windows(
     states: Tensor,
     plan: StatePlan,
@@ -68,27 +87,27 @@ def _by_windows(
     """o = query S + local of each token, S the state before its window. after(windows' numbers, states before
     them) -> states after them.
 
-    queries: [W, heads, P, K], local: [W, heads, P, D] -> those of the step's tokens, [T, heads, D].
+    queries: [W, heads, P, K], local: [W, heads, P, D], or both as `_of_tokens` has them -> those of the
+    step's tokens, [T, heads, D].
     """
     own = plan.rounds[0]
+    if plan.alone and not plan.onward and states.device.type == "cpu":  # without a copy of the states
+        places = zip(queries, plan.pages.tolist(), plan.slots.tolist(), strict=True)
+        read = torch.stack([query @ states[page, slot] for query, page, slot in places])
+        return read.masked_fill_(plan.begins.view(-1, 1, 1, 1), 0.0).add_(local).squeeze(2)
     before = states[plan.pages[own], plan.slots[own]]
     before.masked_fill_(plan.begins[own].view(-1, 1, 1, 1), 0.0)
-    alone = len(plan.out) == len(own)  # one token of each row
-    if alone:
-        queries, local = (
-            part.transpose(1, 2).flatten(0, 1)[plan.out].unsqueeze(2) for part in (queries, local)
-        )
-    else:
+    if not plan.alone:
         local[own] += queries[own] @ before
     for further, onward in zip(plan.rounds[1:], plan.onward, strict=True):
         moved = after(own[onward], before[onward])
         states[plan.pages[further], plan.slots[further]] = moved
-        if alone:  # a row has two windows at most
+        if plan.alone:  # a row has two windows at most
             before[onward] = moved
         else:
             local[further] += queries[further] @ moved
             own, before = further, moved
-    if alone:
+    if plan.alone:
         return (queries @ before + local).squeeze(2)
     return local.transpose(1, 2).flatten(0, 1)[plan.out]
 
@@ -118,31 +137,36 @@ def gated_delta(
     heads, key_dim, value_dim = states.shape[2:]
     mixed, gates = window_convolution(x, cache, plan, weight, None)
     q, k, v = torch.split(mixed, [key_heads * key_dim, key_heads * key_dim, heads * value_dim], -1)
-    q, k = (_spread(part, key_heads, heads) for part in (q, k))  # [W, heads, P, DK]
+    q, k = (_apart(part, key_heads) for part in (q, k))  # [W, key_heads, P, DK]
+    q, v = _of_tokens(q, plan), _apart(v, heads)
     q, k = (part * torch.rsqrt(part.square().sum(-1, keepdim=True) + 1e-6) for part in (q, k))
-    q = q * key_dim**-0.5
-    v = _spread(v, heads, heads)
     b, a = (part.transpose(1, 2) for part in gates.chunk(2, -1))  # [W, heads, P]
     there = plan.valid.unsqueeze(1)
     beta = b.sigmoid() * there
     log = -decay.exp().unsqueeze(1) * F.softplus(a + dt_bias.unsqueeze(1)) * there
     total, pairs = _decays(log)
-    scaled = k * beta.unsqueeze(-1)
-    system = (scaled @ k.transpose(-1, -2)) * pairs
-    both = torch.cat((v * beta.unsqueeze(-1), scaled * total.exp().unsqueeze(-1)), -1)
-    unit = torch.eye(system.shape[-1], device=x.device).expand_as(system)
-    inverse = torch.linalg.solve_triangular(system, unit, upper=False, unitriangular=True)
-    values, reads = torch.split(inverse @ both, [value_dim, key_dim], -1)
-    weights = (q @ k.transpose(-1, -2)) * pairs
-    queries = q * total.exp().unsqueeze(-1) - weights @ reads
-    k = k * (total[..., -1:] - total).exp().unsqueeze(-1)
+    grown = total.exp().unsqueeze(-1)
+    # Key heads are multiplied before value heads share them; beta and decays scale the small matrices.
+    keys = _shared(k @ k.transpose(-1, -2), heads)
+    scores = _shared(q @ _of_windows(k, plan).transpose(-1, -2), heads) * key_dim**-0.5
+    q, k = _shared(q, heads), _shared(k, heads)
+    unit = torch.eye(keys.shape[-1], device=x.device).expand_as(keys)
+    system = keys * pairs * beta.unsqueeze(-1)
+    inverse: Tensor = torch.linalg.solve_triangular(system, unit, upper=False, unitriangular=True)
+    inverse = inverse * beta.unsqueeze(-2)
+    weights = (scores * _of_tokens(pairs, plan)) @ _of_windows(inverse, plan)
+    own_grown = _of_windows(grown, plan)
+    queries = q * (_of_tokens(grown, plan) * key_dim**-0.5)
+    queries -= (weights * own_grown.transpose(-1, -2)) @ _of_windows(k, plan)
+    fading = (total[..., -1:] - total).exp().unsqueeze(-1)
     last = total[..., -1].exp()[..., None, None]
 
     def after(own: Tensor, before: Tensor) -> Tensor:
-        new = values[own] - reads[own] @ before
-        return (k[own].transpose(-1, -2) @ new).addcmul_(before, last[own])
+        keys = k[own]
+        new = inverse[own] @ (v[own] - grown[own] * (keys @ before))
+        return ((keys * fading[own]).transpose(-1, -2) @ new).addcmul_(before, last[own])
 
-    return _by_windows(states, plan, queries, weights @ values, after)
+    return _by_windows(states, plan, queries, weights @ _of_windows(v, plan), after)
 
 
 def selective_state(
@@ -172,23 +196,30 @@ def selective_state(
     heads, size, dim = states.shape[2:]
     mixed, steps = window_convolution(tokens, cache, plan, weight, bias)
     x, b, c = torch.split(mixed, [heads * dim, groups * size, groups * size], -1)
-    x = _spread(x, heads, heads)
-    b, c = (_spread(part, groups, heads) for part in (b, c))  # [W, heads, P, N]
+    x = _apart(x, heads)
+    b, c = (_apart(part, groups) for part in (b, c))  # [W, groups, P, N]
+    c = _of_tokens(c, plan)
     dt = F.softplus(steps.transpose(1, 2) + dt_bias.unsqueeze(1)).clamp(*limits) * plan.valid.unsqueeze(1)
     total, pairs = _decays(-decay.exp().unsqueeze(1) * dt)
-    moved = x * dt.unsqueeze(-1)
-    inner = ((c @ b.transpose(-1, -2)) * pairs) @ moved + skip.view(-1, 1, 1) * x
-    c = c * total.exp().unsqueeze(-1)
-    b = b * (total[..., -1:] - total).exp().unsqueeze(-1)
+    scores = _shared(c @ _of_windows(b, plan).transpose(-1, -2), heads)
+    weights = scores * _of_tokens(pairs, plan) * _of_windows(dt, plan).unsqueeze(-2)
+    inner = weights @ _of_windows(x, plan) + skip.view(-1, 1, 1) * _of_tokens(x, plan)
+    queries = _shared(c, heads) * _of_tokens(total.exp().unsqueeze(-1), plan)
+    fading = (dt * (total[..., -1:] - total).exp()).unsqueeze(-1)
     last = total[..., -1].exp()[..., None, None]
 
     def after(own: Tensor, before: Tensor) -> Tensor:
-        return (b[own].transpose(-1, -2) @ moved[own]).addcmul_(before, last[own])
+        added = (_shared(b[own], heads) * fading[own]).transpose(-1, -2) @ x[own]
+        return added.addcmul_(before, last[own])
 
-    return _by_windows(states, plan, c, inner, after)
+    return _by_windows(states, plan, queries, inner, after)
 
 
-def _spread(x: Tensor, groups: int, heads: int) -> Tensor:
-    """[W, P, groups * D] -> [W, heads, P, D]: each head has its group's numbers."""
-    apart = x.view(*x.shape[:2], groups, -1).transpose(1, 2)
-    return apart if heads == groups else apart.repeat_interleave(heads // groups, dim=1)
+def _apart(x: Tensor, heads: int) -> Tensor:
+    """[W, P, heads * D] -> [W, heads, P, D]."""
+    return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
+
+
+def _shared(x: Tensor, heads: int) -> Tensor:
+    """[W, groups, ...] -> [W, heads, ...]: each head has what is its group's."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)

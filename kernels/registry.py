@@ -44,6 +44,7 @@ NAMES = frozenset(
         "grouped_linear",
         "route",
         "expert_linear",
+        "latent_attention",
         "combine",
         ALL,
     }

@@ -32,15 +32,17 @@ class StatePlan:
     before if its first token begins one. The windows of a row are neighbours here. All tensors are on the
     model's device, and int64 unless noted.
 
+    size: the tokens of a window; `tokens` is the same, or the most that are there if no row has two windows.
     pages, slots: [W], where each window is: the page's id, and its number among those that the page has.
     pages_before, slots_before: [W], those of the windows before them in their rows. begins: [W] bool, the
-    windows without one. valid: [W, window] bool, the tokens that are there. rounds: the windows that are
+    windows without one. valid: [W, tokens] bool, the tokens that are there. rounds: the windows that are
     computed together, because those before them in their rows are done, by their numbers among the W.
-    onward: of each round, which of its windows the next round follows. earlier: [first round, window] bool,
+    onward: of each round, which of its windows the next round follows. earlier: [first round, tokens] bool,
     the tokens before the step's. newest, places: the tokens of the step that are kept, and where. out: [T],
-    each token's place among W * window.
+    each token's place among W * tokens.
     """
 
+    size: int
     pages: Tensor
     slots: Tensor
     pages_before: Tensor
@@ -53,6 +55,11 @@ class StatePlan:
     newest: Tensor
     places: Tensor
     out: Tensor
+
+    @property
+    def alone(self) -> bool:
+        """Whether each row has one token."""
+        return len(self.out) == len(self.rounds[0])
 
 
 def plan_states(batch: AttentionBatch, page_size: int) -> StatePlan:
@@ -68,10 +75,18 @@ def plan_states(batch: AttentionBatch, page_size: int) -> StatePlan:
     newest: list[int] = []
     out: list[int] = []
     kept = slots * size
+    spans = [
+        (max(end - (stop - first) - 1, 0) // size, -(-end // size))
+        for (first, stop), end in zip(pairwise(starts), lengths, strict=True)
+    ]
+    single = all(stop - first == 1 for first, stop in spans)
+    tokens = (
+        max(end - first * size for (first, _), end in zip(spans, lengths, strict=True)) if single else size
+    )
     for row, (first, stop) in enumerate(pairwise(starts)):
         end = lengths[row]
         start = end - (stop - first)
-        lowest = max(start - 1, 0) // size
+        lowest, highest = spans[row]
         base = len(rows)
         earlier.append(start - lowest * size)
         newest += (  # not those that later ones of their page replace
@@ -79,14 +94,14 @@ def plan_states(batch: AttentionBatch, page_size: int) -> StatePlan:
             for position in range(start, end)
             if position + kept >= min(end, (position // page_size + 1) * page_size)
         )
-        for number in range(lowest, -(-end // size)):
+        for number in range(lowest, highest):
             if number - lowest == len(depths):
                 depths.append([])
             depths[number - lowest].append(len(rows))
             rows.append(row)
             numbers.append(number)
             counts.append(min(end - number * size, size))
-        out += range((base - lowest) * size + start, (base - lowest) * size + end)
+        out += range(base * tokens - lowest * size + start, base * tokens - lowest * size + end)
     onward = []
     for own, further in pairwise(depths):
         index = {window: i for i, window in enumerate(own)}
@@ -97,9 +112,10 @@ def plan_states(batch: AttentionBatch, page_size: int) -> StatePlan:
     of_row, of_number, present, present_before, writes, places = there[:6]
     rounds, onwards = there[6 : 6 + len(depths)], there[6 + len(depths) :]
     before = (of_number - 1).clamp(min=0)
-    of_window = torch.arange(size, device=device)
+    of_window = torch.arange(tokens, device=device)
     place = batch.write_index[writes]
     return StatePlan(
+        size=size,
         pages=batch.page_table[of_row, of_number * size // page_size].long(),
         slots=of_number % slots,
         pages_before=batch.page_table[of_row, before * size // page_size].long(),

@@ -27,7 +27,8 @@ from personae.lora.throttle import Rest, no_rest
 
 TENSOR_NAME = re.compile(
     r"base_model\.model\.model\.layers\.(0|[1-9][0-9]{0,5})\."
-    r"((?:self_attn|mlp|block_sparse_moe|shared_mlp|feed_forward|conv|linear_attn|mamba|mixer|router)\.[a-z0-9_.]+?"
+    r"((?:self_attn|mlp|block_sparse_moe|shared_mlp|feed_forward|conv|linear_attn|mamba|mixer|router"
+    r"|laurel|altup)\.[a-z0-9_.]+?"
     r"|per_layer_input_gate|per_layer_projection)"
     rf"\.({'|'.join(map(re.escape, ROLES))})"
 )

@@ -33,7 +33,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 # The prefixes of the decoder's tensors in checkpoints that also have a part for images.
 DECODER = re.compile(
-    r"^(?:model\.language_model\.|language_model\.model\.)(?=embed_tokens|layers|norm|per_layer)"
+    r"^(?:model\.language_model\.|language_model\.model\.)(?=embed_tokens|layers|norm|per_layer|altup)"
 )
 HEAD = re.compile(r"^language_model\.(?=lm_head)")
 IMAGES = re.compile(

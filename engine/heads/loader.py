@@ -8,6 +8,7 @@ from personae.engine.heads.eagle3_loader import load_eagle3
 from personae.engine.heads.head import Head
 from personae.engine.heads.mtp_loader import is_mtp, load_mtp
 from personae.engine.models.decoder import Decoder
+from personae.errors import ModelLoadError
 
 _CONFIG = "config.json"
 _OTHERS = ("eagle", "medusa", "mtp", "nextn", "mlpspeculator", "dflash", "hydra")
@@ -33,6 +34,8 @@ def load_head(path: Path, model: Decoder, *, quantize: str | None = None, max_po
         ModelLoadError: the head is of another model or of a kind that is not supported, or names each
             missing, unexpected or mis-shaped tensor.
     """
+    if model.streams is not None:
+        raise ModelLoadError(f"{path.name}: heads for models with several residual streams are not supported")
     fields = read_fields(path / _CONFIG)
     load = load_mtp if is_mtp(fields) and not is_eagle3(fields) else load_eagle3
     return load(path, model, quantize=quantize, max_position=max_position)

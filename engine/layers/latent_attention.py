@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from personae.engine.layers.attention import halves_first
@@ -19,6 +20,8 @@ from personae.engine.layers.step import ForwardContext
 from personae.engine.quantization.unquantized import Unquantized
 from personae.kernels.attention import append_latent
 from personae.kernels.decoder import Weight
+from personae.kernels.latent_attention import LatentPlan, LatentRow, latent_attention
+from personae.kernels.reference_latent import MOST_NUMBERS, prompt_attention
 from personae.kernels.rotary import rotary
 from personae.lora.context import LoraContext
 from personae.lora.sites import LoraSite
@@ -98,10 +101,11 @@ class LatentAttention(UndividedBlock):
     """q = W_qb norm(W_qa x), (c, k_r) = W_kva x, (k_h, v_h) = W_kvb,h norm(c) of each head h.
 
     The cache has norm(c) and the rotated k_r. W_kvb is absorbed: q_h . (K_h c) = (K_h^T q_h) . c, and the sum
-    of V_h c_j with weights w_j is V_h times that of the c_j. So no key and no value is computed.
+    of V_h c_j with weights w_j is V_h times that of the c_j. So keys and values are computed only for prompts
+    (`LatentPlan`).
     """
 
-    capturable = False  # plain attention is planned on the host from lengths
+    capturable = False  # a step is planned on the host from lengths
 
     def __init__(self, spec: LatentAttentionSpec, context: BlockContext) -> None:
         dtype, device, hidden = context.dtype, context.device, context.hidden_size
@@ -137,10 +141,12 @@ class LatentAttention(UndividedBlock):
         self._cos, self._sin = context.rope(spec.rope, spec.rope_dim)
         self._halves = halves_first(spec.rope_dim, device) if spec.rope.interleaved else None
         self._rotary, self._append = rotary.on(device, dtype), append_latent.on(device, dtype)
+        self._attention = latent_attention.on(device, dtype)
 
     def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
         """See Block."""
-        spec, (cache, values) = self.spec, step.caches[self.layer]
+        spec, (cache, _), plan = self.spec, step.caches[self.layer], step.latent_plan
+        assert plan is not None
         q = step.linear(self.first, self.layer, self._key, x)
         if self.q_b is not None and self.q_norm is not None:
             q = step.linear(self.q_b, self.layer, "q_b", self.q_norm(q))
@@ -150,15 +156,47 @@ class LatentAttention(UndividedBlock):
         if self._halves is not None:  # scores do not depend on the order of the dimensions
             turned, key = turned[..., self._halves], key[..., self._halves]
         kept = torch.cat((self.kv_norm(latent), key), -1).unsqueeze(1)
-        q = torch.cat((self._absorbed(plain, step.lora), turned), -1)
-        self._rotary(q[..., spec.latent :], kept[..., spec.latent :], step.positions, self._cos, self._sin)
+        self._rotary(turned, kept[..., spec.latent :], step.positions, self._cos, self._sin)
         if spec.position_scale is not None:
             beta, length, first = spec.position_scale
-            far = 1 + beta * torch.log1p(((step.positions + first) // length).float())
-            q = (q * far.view(-1, 1, 1)).to(q.dtype)
+            far = (1 + beta * torch.log1p(((step.positions + first) // length).float())).view(-1, 1, 1)
+            plain, turned = ((part * far).to(x.dtype) for part in (plain, turned))
         self._append(kept, cache, step.batch.write_index)
-        mixed = step.attend[self.layer](q, cache, values, self.scale, None)
-        return step.linear(self.o, self.layer, "o", self._values(mixed, step.lora).flatten(1))
+        mixed = x.new_empty(len(x), spec.heads, spec.value_dim)
+        for row in plan.prompts:
+            whole = torch.cat((plain[row.tokens], turned[row.tokens]), -1)
+            self._prompt(whole, plan.vectors(row, cache).to(x.dtype), row, step.lora, mixed[row.tokens])
+        if plan.runs:
+            absorbed = x.new_empty(len(x), spec.heads, spec.latent + spec.rope_dim)
+            self._absorb(plain, plan, step.lora, absorbed[..., : spec.latent])
+            absorbed[..., spec.latent :] = turned
+            found = self._attention(absorbed, cache, plan, self.scale)
+            self._values(found, plan, step.lora, mixed)
+        return step.linear(self.o, self.layer, "o", mixed.flatten(1))
+
+    def _prompt(
+        self, q: Tensor, vectors: Tensor, row: LatentRow, lora: LoraContext | None, out: Tensor
+    ) -> None:
+        """Attention of a row's queries [m, heads, plain_dim + rope_dim] over the keys and values that follow
+        from its latent vectors [length, latent + rope_dim], some heads at a time. Fills out [m, heads,
+        value_dim]."""
+        spec, weight = self.spec, torch.cat(self._parts, 1)
+        latent, key = torch.split(vectors, [spec.latent, spec.rope_dim], -1)
+        factors = [] if lora is None else list(lora.factors(self.layer, "kv_b"))
+        own = [(a, b) for tokens, a, b in factors if tokens.start <= row.tokens.start < tokens.stop]
+        shrunk = [latent.float() @ a.float().T for a, _ in own]
+        at_once = max(1, MOST_NUMBERS // (row.length * weight.shape[1]))
+        for first in range(0, spec.heads, at_once):
+            heads = slice(first, min(first + at_once, spec.heads))
+            whole = F.linear(latent, weight[heads].flatten(0, 1))
+            for (_, b), inner in zip(own, shrunk, strict=True):
+                of_heads = b.view(len(b), spec.heads, -1)[:, heads].flatten(1)
+                whole = (whole.float() + inner @ of_heads.float()).to(whole.dtype)
+            k, v = torch.split(
+                whole.view(len(vectors), -1, weight.shape[1]), [spec.plain_dim, spec.value_dim], -1
+            )
+            k = torch.cat((k, key.unsqueeze(1).expand(-1, k.shape[1], -1)), -1)
+            out[:, heads] = prompt_attention(q[:, heads], k, v, self.scale)
 
     @property
     def _parts(self) -> tuple[Tensor, Tensor]:
@@ -168,38 +206,40 @@ class LatentAttention(UndividedBlock):
         keys, values = torch.split(whole, [spec.plain_dim, spec.value_dim], 1)
         return keys, values
 
-    def _absorbed(self, q: Tensor, lora: LoraContext | None) -> Tensor:
-        """K_h^T q_h with each token's adapter: [T, heads, plain_dim] -> [T, heads, latent]."""
+    def _absorb(self, q: Tensor, plan: LatentPlan, lora: LoraContext | None, y: Tensor) -> None:
+        """K_h^T q_h of absorbed tokens, each with its adapter: q [T, heads, plain_dim], y [T, heads,
+        latent]."""
         keys, _ = self._parts
         scaled = q if lora is None else self._scaled(q, lora)
-        y = torch.matmul(scaled.transpose(0, 1), keys).transpose(0, 1)
+        for run in plan.runs:
+            y[run] = torch.matmul(scaled[run].transpose(0, 1), keys).transpose(0, 1)
         if lora is None:
-            return y
-        y = y.contiguous()
+            return
         for tokens, a, b in lora.factors(self.layer, "kv_b"):
-            b = b.view(len(b), self.heads, -1)[..., : self.spec.plain_dim]
-            shrunk = torch.einsum("thd,rhd->thr", q[tokens].float(), b.float())
-            y[tokens] = (y[tokens].float() + shrunk @ a.float()).to(y.dtype)
-        return y
+            b = b.view(len(b), self.heads, -1)[..., : self.spec.plain_dim].float()
+            for own in plan.overlaps(tokens):
+                shrunk = torch.einsum("thd,rhd->thr", q[own].float(), b)
+                y[own] = (y[own].float() + shrunk @ a.float()).to(y.dtype)
 
-    def _values(self, mixed: Tensor, lora: LoraContext | None) -> Tensor:
-        """V_h c_h with each token's adapter: [T, heads, latent] -> [T, heads, value_dim]."""
+    def _values(self, mixed: Tensor, plan: LatentPlan, lora: LoraContext | None, y: Tensor) -> None:
+        """V_h c_h of absorbed tokens, each with its adapter: mixed [T, heads, latent], y [T, heads,
+        value_dim]."""
         _, values = self._parts
-        y = torch.matmul(mixed.transpose(0, 1), values.transpose(1, 2)).transpose(0, 1)
+        for run in plan.runs:
+            y[run] = torch.matmul(mixed[run].transpose(0, 1), values.transpose(1, 2)).transpose(0, 1)
         if lora is None:
-            return y
+            return
         skipped = self.spec.plain_dim
         if lora.rescales:
             whole = y.new_zeros(len(y), self.heads, skipped + self.spec.value_dim)
             whole[..., skipped:] = y
             lora.rescale(self.layer, "kv_b", (whole.view(len(y), -1),))
-            y = whole[..., skipped:]
-        y = y.contiguous()
+            y.copy_(whole[..., skipped:])
         for tokens, a, b in lora.factors(self.layer, "kv_b"):
-            b = b.view(len(b), self.heads, -1)[..., skipped:]
-            shrunk = mixed[tokens].float() @ a.float().T
-            y[tokens] = (y[tokens].float() + torch.einsum("thr,rhd->thd", shrunk, b.float())).to(y.dtype)
-        return y
+            b = b.view(len(b), self.heads, -1)[..., skipped:].float()
+            for own in plan.overlaps(tokens):
+                shrunk = mixed[own].float() @ a.float().T
+                y[own] = (y[own].float() + torch.einsum("thr,rhd->thd", shrunk, b)).to(y.dtype)
 
     def _scaled(self, q: Tensor, lora: LoraContext) -> Tensor:
         """q times the gains of the adapters' keys. A shift of all keys of a head changes no weight, because

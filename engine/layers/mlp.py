@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Literal
 
 import torch
@@ -51,8 +52,9 @@ class MlpSpec:
     for down(act(up x)). `path`, `names`: the block's name in a layer, and those of its modules, None for the
     usual ones. `key` begins the short names of its LoRA sites, so that a layer may have two such blocks.
     `module`: the name of the block in PEFT, None for `path`. `scales`: of the gate before its activation, and
-    of the result. `part`: of a rank's, where its inner vectors
-    begin in those of the whole, and the size of the whole."""
+    of the result. `sparsity`: the part of a gate's numbers, if they were normal, that become 0 before its
+    activation. `part`: of a rank's, where its inner vectors begin in those of the whole, and the size of the
+    whole."""
 
     size: int
     activation: Activation = "silu"
@@ -64,6 +66,7 @@ class MlpSpec:
     key: str = ""
     module: str | None = None
     scales: tuple[float, float] = (1.0, 1.0)
+    sparsity: float = 0.0
     part: tuple[int, int] | None = None
 
     @property
@@ -103,6 +106,8 @@ class MlpSpec:
         """See BlockSpec: a part of the inner vectors."""
         if self.size % size:
             raise ValueError(f"an MLP with inner vectors of {self.size}")
+        if self.sparsity:
+            raise ValueError("an MLP whose gate is cut off at its mean")
         own = self.size // size
         return replace(self, size=own, part=(rank * own, self.size))
 
@@ -144,6 +149,7 @@ class MLP:
             bias=spec.bias and context.comm.rank == 0,
             shards=[spec.shards()[f"{spec.key}down"]] if spec.part else (),
         )
+        self._deviations = NormalDist().inv_cdf(spec.sparsity) if spec.sparsity else None
         self._comm = context.comm
 
     def _inner_shards(self, modules: int) -> list[Shard]:
@@ -164,6 +170,10 @@ class MLP:
         wide = step.linear(self.gate_up, self.layer, f"{key}gate_up", x)
         if of_gate != 1.0:
             wide[:, : self.spec.size] *= of_gate
+        if self._deviations is not None:
+            gate = wide[:, : self.spec.size].float()
+            variance, mean = torch.var_mean(gate, -1, correction=0, keepdim=True)
+            wide[:, : self.spec.size] = F.relu(gate - (mean + self._deviations * variance.sqrt()))
         y = step.linear(self.down, self.layer, f"{key}down", self._gate(wide))
         return y if of_result == 1.0 else y * of_result
 

@@ -1,5 +1,6 @@
-"""Embeddings of a token for each layer, as Gemma 4 has them: a vector from a second table, and one computed
-from the token's embedding. A third part of each layer lets the residual stream choose what of them it adds.
+"""Embeddings of a token for each layer, as Gemma 3n and 4 have them: a vector from a second table, and one
+computed from the token's embedding. A third part of each layer lets the residual stream choose what of them
+it adds.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,9 +25,9 @@ GATE, PROJECTION = "per_layer_input_gate", "per_layer_projection"
 class PerLayerEmbedding:
     """p = (norm(x W / sqrt(hidden)) + sqrt(size) E[token]) / sqrt(2), for each layer."""
 
-    def __init__(self, size: int, layers: int, vocab_size: int, context: BlockContext) -> None:
-        self.size, self.layers = size, layers
-        self.table = torch.empty(vocab_size, layers * size, dtype=context.dtype, device=context.device)
+    def __init__(self, size: int, layers: int, tokens: int, vocab_size: int, context: BlockContext) -> None:
+        self.size, self.layers, self._beyond = size, layers, tokens < vocab_size
+        self.table = torch.empty(tokens, layers * size, dtype=context.dtype, device=context.device)
         self.projection = context.linear(
             ("model.per_layer_model_projection",), context.hidden_size, (layers * size,), bias=False
         )
@@ -38,6 +39,8 @@ class PerLayerEmbedding:
 
     def __call__(self, tokens: Tensor, x: Tensor) -> Tensor:
         """tokens: [T] int64, x: [T, hidden], their embedding -> [T, layers, size]."""
+        if self._beyond:  # tokens of images and sound have the first token's
+            tokens = tokens.masked_fill(tokens >= len(self.table), 0)
         own = F.embedding(tokens, self.table) * self._table_scale
         computed = (self.projection(x) * self._scale).view(len(x) * self.layers, self.size)
         return (self.norm(computed) + own.view(-1, self.size)).mul_(2**-0.5).view(-1, self.layers, self.size)

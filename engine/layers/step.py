@@ -8,6 +8,7 @@ from torch import Tensor
 
 from personae.engine.layers.linear import Linear
 from personae.kernels.attention import AttentionBatch, AttentionPlan
+from personae.kernels.latent_attention import LatentPlan
 from personae.kernels.states import StatePlan
 from personae.lora.context import LoraContext
 
@@ -38,6 +39,8 @@ class ForwardContext:
     lora: LoraContext | None
     state_plan: StatePlan | None = None
     """Of the layers with states; None if there are none."""
+    latent_plan: LatentPlan | None = None
+    """Of the layers with latent attention; None if there are none."""
     per_layer: Tensor | None = None
     """[T, layers, size]: each token's embedding for each layer, if the model has such."""
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _TABLE = (  # model_type, architecture, file
     ("arcee", "ArceeForCausalLM", "nemotron"),
+    ("bamba", "BambaForCausalLM", "bamba"),
     ("cohere", "CohereForCausalLM", "cohere"),
     ("cohere2", "Cohere2ForCausalLM", "cohere"),
     ("cwm", "CwmForCausalLM", "cwm"),
@@ -35,6 +36,8 @@ _TABLE = (  # model_type, architecture, file
     ("gemma2", "Gemma2ForCausalLM", "gemma2"),
     ("gemma3", "Gemma3ForConditionalGeneration", "gemma3"),
     ("gemma3_text", "Gemma3ForCausalLM", "gemma3"),
+    ("gemma3n", "Gemma3nForConditionalGeneration", "gemma3n"),
+    ("gemma3n_text", "Gemma3nForCausalLM", "gemma3n"),
     ("gemma4", "Gemma4ForConditionalGeneration", "gemma4"),
     ("gemma4_text", "Gemma4ForCausalLM", "gemma4"),
     ("glm", "GlmForCausalLM", "glm"),
@@ -44,12 +47,16 @@ _TABLE = (  # model_type, architecture, file
     ("gpt_oss", "GptOssForCausalLM", "gpt_oss"),
     ("granite", "GraniteForCausalLM", "granite"),
     ("granitemoe", "GraniteMoeForCausalLM", "granitemoe"),
+    ("granite_swa", "GraniteSWAForCausalLM", "granite_swa"),
+    ("granitemoe_swa", "GraniteMoeSWAForCausalLM", "granite_swa"),
     ("granitemoehybrid", "GraniteMoeHybridForCausalLM", "granitemoe"),
     ("granitemoeshared", "GraniteMoeSharedForCausalLM", "granitemoe"),
     ("helium", "HeliumForCausalLM", "helium"),
     ("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", "hunyuan"),
+    ("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", "hunyuan"),
     ("hy_v3", "HYV3ForCausalLM", "hy_v3"),
     ("hyperclovax", "HyperCLOVAXForCausalLM", "hyperclovax"),
+    ("iquestcoder", "IQuestCoderForCausalLM", "llama"),
     ("internlm3", "InternLM3ForCausalLM", "internlm3"),
     ("jais2", "Jais2ForCausalLM", "nemotron"),
     ("lfm2", "Lfm2ForCausalLM", "lfm2"),
@@ -88,6 +95,7 @@ _TABLE = (  # model_type, architecture, file
     ("solar_open", "SolarOpenForCausalLM", "solar_open"),
     ("stablelm", "StableLmForCausalLM", "stablelm"),
     ("starcoder2", "Starcoder2ForCausalLM", "starcoder2"),
+    ("vaultgemma", "VaultGemmaForCausalLM", "gemma2"),
     ("youtu", "YoutuForCausalLM", "deepseek"),
 )
 FAMILIES = {architecture: file for _, architecture, file in _TABLE}

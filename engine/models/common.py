@@ -154,6 +154,18 @@ def with_attention(config: ModelConfig, **changes: Any) -> ModelConfig:
     return config.with_layers(change)
 
 
+def with_shared_keys(attentions: Sequence[AttentionSpec], own: int, fields: Fields) -> list[AttentionSpec]:
+    """Each layer's attention. The first `own` layers have keys and values; each later one reads those of the
+    last of them that is of its kind, with a window or without."""
+    found = list(attentions[:own])
+    for index, spec in enumerate(attentions[own:], own):
+        kind = [at for at, other in enumerate(found[:own]) if (other.window is None) == (spec.window is None)]
+        if not kind:
+            raise fields.error("num_kv_shared_layers", f"layer {index} has no layer whose keys it can read")
+        found.append(replace(spec, reads=kind[-1], keys_as_values=False, key=f"shared_{spec.key}"))
+    return found
+
+
 def with_scales(config: ModelConfig, fields: Fields) -> ModelConfig:
     """The config with Granite's scales."""
     return replace(

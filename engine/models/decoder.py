@@ -14,6 +14,7 @@ from torch import Tensor
 
 from personae.engine.config import ModelConfig
 from personae.engine.kv import KVCache
+from personae.engine.layers.altup import AltUp, AltUpSpec, AltUpStreams
 from personae.engine.layers.attention import Attention
 from personae.engine.layers.block import Block, BlockContext, KVSpec, LayerSpec, NoBlock
 from personae.engine.layers.dense_and_experts import DenseAndExperts
@@ -49,6 +50,7 @@ from personae.kernels.decoder import (
     fuse,
     packed_layout,
 )
+from personae.kernels.latent_attention import LatentPlan
 from personae.kernels.quantized import QuantizedWeight
 from personae.kernels.states import plan_states
 from personae.lora.context import LoraContext, LoraOutput
@@ -83,6 +85,8 @@ class Layer:
         """(output not added yet, residual stream) -> the same after this layer. None means zero."""
         if self.parallel:
             return self._in_parallel(x, residual, step)
+        if isinstance(self.further, AltUp):
+            return self._in_streams(self.further, x, step), None
         for half, block in enumerate((self.attention, self.mlp)):
             if not isinstance(block, NoBlock):
                 normed, residual = self._half_input(x, residual, half)
@@ -100,6 +104,17 @@ class Layer:
         first, second = (norm(total) for norm in self.pre_norms) if self.pre_norms else (total, total)
         mixed = self._half_output(self.attention(first, step), 0)
         return mixed + self._half_output(self.mlp(second, step), 1), total
+
+    def _in_streams(self, altup: AltUp, streams: Tensor, step: ForwardContext) -> Tensor:
+        """All residual streams [T, streams, hidden] -> the same after this layer, see `AltUp`."""
+        assert self.pre_norms is not None
+        predicted = altup.predict(streams, step)
+        x = predicted[:, altup.spec.active]
+        normed = self.pre_norms[0](x)
+        x = x + self._half_output(self.attention(normed, step), 0) + altup.laurel(normed, step)
+        x = x * 0.5**0.5
+        x = x + self._half_output(self.mlp(self.pre_norms[1](x), step), 1)
+        return altup.correct(predicted, x, step)
 
     def _half_input(self, x: Tensor, residual: Tensor | None, half: int) -> tuple[Tensor, Tensor]:
         """(the input of a half of the layer, the residual stream with x added)."""
@@ -271,19 +286,26 @@ class Decoder:
         self.per_layer: PerLayerEmbedding | None = None
         if config.per_layer_embedding is not None:
             size, count = config.per_layer_embedding
-            self.per_layer = PerLayerEmbedding(size, config.layers, count, contexts[0])  # whole on every rank
+            self.per_layer = PerLayerEmbedding(  # whole on every rank
+                size, config.layers, count, config.vocab_size, contexts[0]
+            )
+        further = config.layer_specs[0].further
+        self.streams = AltUpStreams(further.streams, contexts[0]) if isinstance(further, AltUpSpec) else None
         self.norm = norm(config.hidden_size)
         self._attention, self._plain_attention = attention_backend(device, dtype), ReferenceAttention()
         self._scores = {  # of the layers with plain attention
-            index: layer.attention.scores if isinstance(layer.attention, Attention) else None
+            index: layer.attention.scores
             for index, layer in enumerate(self.layers)
-            if isinstance(layer.attention, LatentAttention)
-            or (isinstance(layer.attention, Attention) and layer.attention.scores is not None)
+            if isinstance(layer.attention, Attention) and layer.attention.scores is not None
         }
+        self._latent = next(  # which is the same in all layers
+            (layer.attention.spec for layer in self.layers if isinstance(layer.attention, LatentAttention)),
+            None,
+        )
         self._attending = {
             index: (layer.attention.heads, read)
             for index, layer in enumerate(self.layers)
-            if (read := layer.read) is not None and layer.attention.heads
+            if (read := layer.read) is not None and layer.attention.heads and not read.latent
         }
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self.output = Linear(
@@ -373,14 +395,22 @@ class Decoder:
         """What the first layer reads [T, H] -> the residual stream after the last layer [T, H]."""
         states = plan_states(batch, kv.page_size) if kv.states else None
         attend = attend or self.plan(kv, batch)
-        step = ForwardContext(positions, batch, kv.layers, kv.states, attend, lora, states, per_layer)
+        latent = None
+        if self._latent is not None:
+            width, plain = self._latent.plain_dim + self._latent.value_dim, lora is None or not lora.rescales
+            latent = LatentPlan(batch, self._latent.latent, width, plain=plain)
+        step = ForwardContext(positions, batch, kv.layers, kv.states, attend, lora, states, latent, per_layer)
         residual: Tensor | None = None
         kept = []
+        if self.streams is not None:
+            x = self.streams.apart(x)
         for index, layer in enumerate(self.layers):
             if kv.reader is not None and index in kv.reader.layers:
                 kept.append(x if residual is None else residual + x)
             x, residual = layer(x, residual, step)
         hidden = x if residual is None else residual + x
+        if self.streams is not None:
+            return self.streams.together(hidden)
         if kv.reader is not None:
             kept += [hidden] * (len(self.layers) in kv.reader.layers)
             kv.reader.write(torch.stack(kept, 1), batch.write_index)
@@ -495,6 +525,8 @@ class Decoder:
             yield from self.norm.tensors(self.config.final_norm)
         if self.per_layer is not None:
             yield from self.per_layer.tensors()
+        if self.streams is not None:
+            yield from self.streams.tensors()
         if first and self._own_output:
             yield from self.output.tensors()
 
@@ -564,6 +596,8 @@ class Decoder:
             yield from layer.linears()
         if self.per_layer is not None:
             yield self.per_layer.projection
+        if self.streams is not None:
+            yield from self.streams.linears()
         if not self.comm.stage:
             yield self.output
 

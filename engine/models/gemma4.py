@@ -29,6 +29,7 @@ from personae.engine.models.common import (
     rope_type,
     text_fields,
     windows_by_type,
+    with_shared_keys,
 )
 from personae.kernels.moe import Routing
 
@@ -181,12 +182,5 @@ def _attentions(fields: Fields, config: ModelConfig, own: int) -> list[Attention
                 "num_global_key_value_heads" if full else "num_key_value_heads",
                 f"{spec.heads} heads of {spec.head_dim} do not fit {spec.kv_heads} key and value heads",
             )
-        if index >= own:
-            kind = [at for at, other in enumerate(found[:own]) if (other.window is None) == full]
-            if not kind:
-                raise fields.error(
-                    "num_kv_shared_layers", f"layer {index} has no layer whose keys it can read"
-                )
-            spec = replace(spec, reads=kind[-1], keys_as_values=False, key=f"shared_{spec.key}")
         found.append(spec)
-    return found
+    return with_shared_keys(found, own, fields)

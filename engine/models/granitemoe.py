@@ -15,7 +15,7 @@ from personae.kernels.moe import Routing
 
 FUSED = FusedExperts("input_linear", "output_linear")
 STATE_LAYERS = ("linear_attention", "mamba")
-MAMBA_KEYS = (  # the keys that `_mamba` may read
+MAMBA_KEYS = (  # the keys that `mamba_spec` may read
     *("mamba_conv_bias", "mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_expand"),
     *("mamba_n_groups", "mamba_n_heads", "mamba_proj_bias", "time_step_limit"),
 )
@@ -46,10 +46,10 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         qkv_bias=bias,
         o_bias=bias,
         attention_scale=fields.number("attention_multiplier", default=1.0),
-        mlps=[_mlp(architecture, fields)] * layers,
+        mlps=[mlp_spec(architecture, fields)] * layers,
     )
     if hybrid and {*kinds} & {*STATE_LAYERS}:
-        mamba = _mamba(fields, config)
+        mamba = mamba_spec(fields, config)
         specs = (
             replace(layer, attention=mamba) if kind in STATE_LAYERS else layer
             for kind, layer in zip(kinds, config.layer_specs, strict=True)
@@ -58,7 +58,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     return with_scales(config, fields)
 
 
-def _mamba(fields: Fields, config: ModelConfig) -> MambaSpec:
+def mamba_spec(fields: Fields, config: ModelConfig) -> MambaSpec:
     """The state layers."""
     heads = fields.size("mamba_n_heads", default=128)
     inner = fields.size("mamba_expand", default=2) * config.hidden_size
@@ -94,7 +94,7 @@ def limits(fields: Fields, name: str) -> tuple[float, float]:
     raise fields.error(name, f"expected two numbers from 0 on, found {value!r}")
 
 
-def _mlp(architecture: str, fields: Fields) -> BlockSpec:
+def mlp_spec(architecture: str, fields: Fields) -> BlockSpec:
     """Experts, an MLP for every token, or both."""
     gate, shared = activation(fields), None
     if architecture != "GraniteMoeForCausalLM":

@@ -6,12 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from personae.kernels import reference
+from personae.kernels import reference, reference_latent
 from personae.kernels.decoder import LinearWeights, PackedLinear
+from personae.kernels.latent_attention import LatentPlan
 from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows
 from personae.kernels.sgmv import Finish, RankTable, WeightPool, WorkList
 from personae.kernels.side_stream import SideStream
+from personae.kernels.triton import latent_attention as triton_latent
 from personae.kernels.triton import moe as triton_moe
 from personae.kernels.triton import pointwise
 from personae.kernels.triton import quantized as triton_quantized
@@ -30,7 +32,7 @@ class TritonOperators:
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
         """The operators under the reference's names, and `begin_sgmv` and `pack_linear`."""
-        names = (*reference.OPERATORS, "expert_linear", "begin_sgmv", "pack_linear")
+        names = (*reference.OPERATORS, "latent_attention", "expert_linear", "begin_sgmv", "pack_linear")
         return {name: getattr(self, name) for name in names}
 
     def sgmv(
@@ -98,6 +100,12 @@ class TritonOperators:
         if x.dtype not in TYPES or x.stride(1) != 1:
             return reference.gelu_and_mul(x)
         return pointwise.act_and_mul(x, gelu=True)
+
+    def latent_attention(self, q: Tensor, cache: Tensor, plan: LatentPlan, scale: float) -> Tensor:
+        """See `reference_latent.latent_attention`."""
+        if q.dtype not in TYPES or cache.dtype not in (q.dtype, reference.FP8) or not q.is_contiguous():
+            return reference_latent.latent_attention(q, cache, plan, scale)
+        return triton_latent.latent_attention(q, cache, plan, scale, self.gpu)
 
     def expert_linear(self, x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
         """See `reference.expert_linear`."""

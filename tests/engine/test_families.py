@@ -41,6 +41,7 @@ SAMPLE = [
     "ministral3",  # q scaled by position
     "llama4",  # chunks, norms without weights, weights of the experts' inputs
     "gemma4",  # embeddings for each layer, keys and values of other layers, heads of two sizes
+    "gemma3n",  # several residual streams, gates that are cut off, an MLP of two sizes
     "nemotron_h",  # one block a layer, experts without a gate
     "nemotron_h, latent experts",
     "falcon_h1",  # attention and Mamba-2 in parallel, scales

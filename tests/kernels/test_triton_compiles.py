@@ -325,3 +325,34 @@ def test_kernels_are_pipelined_on_hopper_only_where_triton_places_the_fences(
         moe.expert_linear(meta(4096, 2048), meta(128, 1536, 2048), ints(129))
         moe.expert_linear(meta(16, 2048), meta(128, 1536, 2048), ints(129))
     assert [launch.options["num_stages"] for launch in found] == [stages, 3]
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_attention_over_latent_vectors_runs_on_tensor_cores_without_spills(
+    capability: int, tmp_path: Path
+) -> None:
+    from triton_aot import compiled, launches
+
+    from personae.kernels.latent_attention import LatentPlan
+    from personae.kernels.triton.latent_attention import latent_attention
+    from personae.kernels.triton.sizes import Gpu
+
+    rows = 4
+    batch = AttentionBatch(
+        query_start=ints(rows + 1),
+        kv_length=ints(rows),
+        page_table=ints(rows, 64),
+        write_index=meta(rows, dtype=torch.int64),
+        max_query=1,
+        max_kv=4096,
+        host=(np.arange(rows + 1), np.full(rows, 4096)),
+    )
+    plan = LatentPlan(batch, 512, 256)  # DeepSeek V3
+    with launches() as found:
+        latent_attention(meta(rows, 128, 576), meta(2048, 1, 64, 576), plan, 0.1, Gpu(132, capability == 90))
+    attend, merge = (compiled(launch, capability, tmp_path) for launch in found)
+    for machine in (attend, merge):
+        print(capability, machine)
+        assert machine.stack == machine.spills == 0
+    assert attend.instructions["HMMA"]
+    assert attend.wide_loads >= 4

@@ -50,13 +50,12 @@ class FamilyReport:
 def targets(config: ModelConfig) -> str:
     """An expression for all linear modules that adapters may change. PEFT takes a list of names with
     gate_proj as one of experts, and rewrites it."""
-    names = {
-        rf"model\.layers\.{index}\.{re.escape(site.path)}"
-        for index, layer in enumerate(config.layer_specs)
-        for key, site in layer.lora_sites(config.hidden_size).items()
-        if key in config.lora_sites and site.experts == 1 and key != "router"
-    }
-    return "|".join(sorted(names))
+    layers: dict[str, list[str]] = {}
+    for index, layer in enumerate(config.layer_specs):
+        for key, site in layer.lora_sites(config.hidden_size).items():
+            if key in config.lora_sites and site.experts == 1 and key != "router":
+                layers.setdefault(re.escape(site.path), []).append(str(index))
+    return "|".join(rf"model\.layers\.({'|'.join(own)})\.{path}" for path, own in sorted(layers.items()))
 
 
 def check_family(case: str, path: Path) -> FamilyReport:

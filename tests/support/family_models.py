@@ -167,6 +167,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "query_pre_attn_scalar": 24,
         },
     ),
+    "vaultgemma": ("vaultgemma", {"layer_types": MIXED, "attn_logit_softcapping": 2.0}),
+    "iquestcoder": ("iquestcoder", {}),
+    "granite_swa": (
+        "granite_swa",
+        {"layer_types": MIXED, "layer_rope_theta": [1e4, 0, 1e5], "attention_multiplier": 0.3},
+    ),
+    "granitemoe_swa": ("granitemoe_swa", {"layer_types": MIXED, "residual_multiplier": 0.7}),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", {"moe_topk": [2, 3, 2]}),
     "hunyuan_v1_dense": (
         "hunyuan_v1_dense",
         {"rope_parameters": {"rope_type": "dynamic", "alpha": 1000.0, "rope_theta": 10000.0, "factor": 1.0}},
@@ -271,6 +279,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "pad_token_id": None,
         },
     ),
+    "gemma3n": (
+        "gemma3n_text",
+        {
+            "num_hidden_layers": 6,
+            "intermediate_size": [96, 96, 80, 96, 80, 96],
+            "activation_sparsity_pattern": [0.9, 0.0, 0.8, 0.0, 0.0, 0.5],
+            "layer_types": [f"{kind}_attention" for kind in ("sliding", "full") * 3],
+            "num_kv_shared_layers": 3,
+            "hidden_size_per_layer_input": 12,
+            "vocab_size_per_layer_input": VOCAB - 16,
+            "laurel_rank": 10,
+            "altup_coef_clip": 0.3,
+            "final_logit_softcapping": 3.0,
+            "pad_token_id": None,
+        },
+    ),
     "nemotron_h": (
         "nemotron_h",
         {
@@ -287,6 +311,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": None,
         },
     ),
+    "bamba": ("bamba", {**MAMBA, "attn_layer_indices": [1], "attention_bias": True, "mlp_bias": True}),
     "falcon_h1": (
         "falcon_h1",
         {
@@ -325,7 +350,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     # transformers zeroes the embedding of its padding token after loading it.
     "youtu": ("youtu", {**LATENT, "pad_token_id": None}),
 }
-OFFSET_NORMS = ("gemma", "gemma2", "nemotron", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+OFFSET_NORMS = ("gemma", "gemma2", "vaultgemma", "nemotron", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """The families whose stored norms lack 1."""
 
 

@@ -380,6 +380,65 @@ def modelopt(work: Path, out: Path, scheme: str) -> Dequantize:
     return dequantize
 
 
+def torchao(work: Path, out: Path, config: Callable[[], Any]) -> Dequantize:
+    """torchao, through transformers."""
+    from torchao.quantization.quant_primitives import dequantize_affine
+    from transformers import AutoModelForCausalLM, TorchAoConfig
+
+    model = AutoModelForCausalLM.from_pretrained(
+        base(work, torch.bfloat16),
+        dtype=torch.bfloat16,
+        quantization_config=TorchAoConfig(config()),
+        device_map="cpu",
+    )
+    model.save_pretrained(out)
+
+    def dequantize(name: str) -> Tensor:
+        own = model.get_submodule(name).weight
+        if own.qdata.dtype is torch.float8_e4m3fn:
+            plain: Tensor = own.dequantize(torch.float32)
+            return plain
+        found: Tensor = dequantize_affine(
+            own.qdata,
+            own.block_size,
+            own.scale.float(),
+            own.zero_point,
+            torch.int8,
+            output_dtype=torch.float32,
+        )
+        return found
+
+    return dequantize
+
+
+def torchao_int4(**options: Any) -> Any:
+    """Four bits in groups, each level in a byte."""
+    from torchao.quantization import IntxWeightOnlyConfig, PerGroup
+
+    return IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32), **options)
+
+
+def torchao_asymmetric() -> Any:
+    """The same with zero points."""
+    from torchao.quantization import MappingType
+
+    return torchao_int4(mapping_type=MappingType.ASYMMETRIC)
+
+
+def torchao_int8() -> Any:
+    """A scale for each output."""
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    return Int8WeightOnlyConfig(version=2)
+
+
+def torchao_fp8() -> Any:
+    """The same in FP8."""
+    from torchao.quantization import Float8WeightOnlyConfig
+
+    return Float8WeightOnlyConfig()
+
+
 MADE: dict[str, Callable[[Path, Path], Dequantize]] = {
     "ct-w4a16": partial(llmcompressor, recipe=partial(recipe, num_bits=4, group_size=32)),
     "ct-w4a16-asym": partial(
@@ -442,6 +501,10 @@ MADE: dict[str, Callable[[Path, Path], Dequantize]] = {
     "autoround-gptq": partial(autoround, form="auto_gptq", scheme="W4A16", group_size=32, sym=False),
     "autoround-mxfp4": partial(autoround, form="auto_round", scheme="MXFP4"),
     "modelopt-fp8": partial(modelopt, scheme="FP8_DEFAULT_CFG"),
+    "torchao-int8": partial(torchao, config=torchao_int8),
+    "torchao-int4": partial(torchao, config=torchao_int4),
+    "torchao-int4-asym": partial(torchao, config=torchao_asymmetric),
+    "torchao-fp8": partial(torchao, config=torchao_fp8),
 }
 
 

@@ -21,6 +21,7 @@ FORMATS = {
     "gptq": "gptq",
     "modelopt": "modelopt",
     "mxfp4": "mxfp4",
+    "torchao": "torchao",
 }
 _SECTION, _METHOD = "quantization_config", "quant_method"
 

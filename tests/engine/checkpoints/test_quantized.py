@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from engine_harness import EngineHarness
 from hf import hf_greedy, hf_model
 from peft import PeftModel
 from quantized_checkpoints import DATA, NAMES, copied, plain
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_adapters import make_adapter_folder
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -24,13 +26,17 @@ from personae.kernels.registry import optional
 CPU = torch.device("cpu")
 IN_BITS = {
     **dict.fromkeys(("ct-w4a16", "ct-w3", "ct-w4-channel", "ct-gptq-static", "ct-moe-w4a16"), "Q4_0"),
-    **dict.fromkeys(("gptq-sym", "gptq-2bit", "gptq-3bit", "gptq-channel", "autoround"), "Q4_0"),
+    **dict.fromkeys(
+        ("gptq-sym", "gptq-2bit", "gptq-3bit", "gptq-channel", "autoround", "torchao-int4"), "Q4_0"
+    ),
     **dict.fromkeys(
         ("ct-w4a16-asym", "gptq-asym", "gptq-v2", "gptq-8bit", "autoawq", "autoround-gptq"), "Q8_0"
     ),
+    "torchao-int4-asym": "Q8_0",
     **dict.fromkeys(("ct-mxfp4", "autoround-mxfp4"), "MXFP4"),
-    **dict.fromkeys(("ct-w8-channel", "ct-w8a8", "bnb-int8"), "int8"),
+    **dict.fromkeys(("ct-w8-channel", "ct-w8a8", "bnb-int8", "torchao-int8"), "int8"),
     **dict.fromkeys(("ct-fp8-dynamic", "ct-fp8-kv", "ct-fp8-block", "modelopt-fp8"), "fp8"),
+    "torchao-fp8": "fp8",
     **dict.fromkeys(("ct-mxfp8", "ct-nvfp4", "gptq-act", "fp8-block", "fp8-block-ue8m0"), None),
     **dict.fromkeys(("bnb-nf4", "bnb-nf4-double", "bnb-fp4"), None),
 }
@@ -76,7 +82,7 @@ def test_modules_of_two_formats_each_keep_their_own() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["gptq-act", "autoawq", "ct-moe-w4a16", "fp8-block"],
+    ["gptq-act", "autoawq", "ct-moe-w4a16", "fp8-block", "torchao-int4-asym"],
 )
 def test_answers_are_those_of_transformers_and_peft_on_the_dequantized_weights(
     name: str, tmp_path: Path
@@ -184,6 +190,11 @@ def removed(end: str) -> Callable[[dict[str, Any]], None]:
             "cannot be read as JSON",
         ),
         ("bnb-int8", scaled(lambda t: t[:3], "SCB"), f"{K}.SCB: expected [32]"),
+        ("torchao-int8", scaled(nan, "_weight_scale"), f"{K}._weight_qdata has scales that are not finite"),
+        ("torchao-int8", removed("_weight_scale"), f"{K}._weight_scale is missing"),
+        ("torchao-int4", scaled(lambda t: t[:, :1], "_weight_zero_point"), "_weight_zero_point: expected"),
+        ("torchao-int4", scaled(lambda t: t + 9, "_weight_qdata"), "not within -8 and 7"),
+        ("torchao-int4", scaled(lambda t: t.repeat(1, 2)[:, :3], "_weight_scale"), "expected [32, 3]"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_with_file_name_and_reason(
@@ -192,7 +203,9 @@ def test_tensors_that_do_not_fit_are_refused_with_file_name_and_reason(
     folder = copied(name, tmp_path / "model")
     weights = load_file(folder / "model.safetensors")
     change(weights)
-    save_file(weights, folder / "model.safetensors")
+    with safe_open(folder / "model.safetensors", "pt") as opened:
+        header = opened.metadata()
+    save_file(weights, folder / "model.safetensors", header)
     for dtype in ("float32", "auto"):
         with pytest.raises(ModelLoadError) as refused:
             load_model(folder, device=CPU, dtype=dtype)
@@ -267,6 +280,40 @@ def test_experts_in_mxfp4_are_what_transformers_makes_of_them(tmp_path: Path) ->
     meant = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
     assert found.shape == (3, 64, 8)
     assert torch.equal(found.read(), meant)
+
+
+def torchao_folder(path: Path, kind: str, tensors: dict[str, torch.Tensor]) -> Path:
+    """A file with one weight of a class of torchao's, as its documentation lays it out."""
+    described = json.dumps({"_type": kind, "_data": {"block_size": [1, 32], "shape": [8, 64]}})
+    save_file(
+        {f"{K}._weight_{end}": tensor for end, tensor in tensors.items()},
+        path / "model.safetensors",
+        {f"{K}.weight": described},
+    )
+    config = {"quantization_config": {"quant_method": "torchao", "quant_type": {"default": {}}}}
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def test_two_levels_of_torchaos_int4_lie_in_a_byte_and_its_zero_points_are_added(tmp_path: Path) -> None:
+    random = torch.Generator().manual_seed(0)
+    levels = torch.randint(-8, 8, (8, 64), dtype=torch.int8, generator=random)
+    scales, zeros = torch.rand(2, 2, 8, generator=random).bfloat16()
+    parts = {"qdata": levels[:, ::2] & 15 | levels[:, 1::2] << 4, "scale": scales, "zero_point": zeros}
+    found = Folder(torchao_folder(tmp_path, "Int4Tensor", parts)).stored()[f"{K}.weight"]
+    scale, zero = (part.float().T.repeat_interleave(32, 1) for part in (scales, zeros))
+    assert found.kept is None
+    assert torch.equal(found.read(), levels.float() * scale + zero)
+
+
+def test_a_class_of_torchao_that_is_not_plain_is_refused_by_its_name(tmp_path: Path) -> None:
+    parts = {"qdata": torch.zeros(1, 4, 32, 4, dtype=torch.int32), "scale": torch.ones(2, 8)}
+    why = f"{K}._weight_qdata: 'Int4TilePackedTo4dTensor' is not supported, only Int8Tensor"
+    with pytest.raises(ModelLoadError, match=re.escape(why)):
+        Folder(torchao_folder(tmp_path, "Int4TilePackedTo4dTensor", parts)).stored()
+    save_file({f"{K}._weight_qdata": parts["qdata"]}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match="_weight_scale is missing"):
+        Folder(tmp_path).stored()
 
 
 def test_a_config_that_is_no_object_is_named(tmp_path: Path) -> None:
