@@ -23,7 +23,7 @@ from personae.actors.draft_model import chosen_speculation, load_draft_model
 from personae.actors.expert_groups import expert_groups
 from personae.actors.options import EngineOptions
 from personae.actors.sizing import Sizes, choose_sizes
-from personae.actors.spec import EngineSpec, GrammarService
+from personae.actors.spec import EngineSpec, GrammarService, StepRunner
 from personae.actors.start_adapters import read_start_adapters
 from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.checkpoints import open_checkpoint
@@ -42,6 +42,7 @@ from personae.engine.parallel.comm import ONE_RANK, Comm
 from personae.engine.parallel.messages import PoolSizes
 from personae.engine.parallel.process import preparation
 from personae.engine.parallel.ranks import Ranks
+from personae.engine.pipelined import PipelinedEngine
 from personae.engine.plan import MemoryLayout
 from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import VirtualTokenCounters
@@ -189,6 +190,7 @@ def assemble(
     if options.kv_remote is not None:
         tiers.append(_open_remote(options.kv_remote, options.kv_remote_bytes, identity, page_bytes))
     tier = stacked(tiers, page_bytes)
+    stages = options.pipeline_parallel_size
 
     def build_scheduler() -> Scheduler:
         if tier is not None:
@@ -200,6 +202,7 @@ def assemble(
             sharing=True,
             drafts=0 if speculate == "off" else MAX_DRAFTS,
             tier=tier,
+            micro_batches=stages,
         )
 
     engine_spec = EngineSpec(
@@ -225,7 +228,8 @@ def assemble(
         models=cards,
         library=library,
         salt=options.salts(),
-        late=device.type == "cpu",
+        late=device.type == "cpu" and stages == 1,
+        steps_at_once=stages,
         build_kv_events=KVEventRecorder if options.record_kv_events else None,
         tier=tier,
         page_source=source,
@@ -341,7 +345,7 @@ class EngineBuilder:
     ranks: Ranks | None = None
     source: PageSource | None = None
 
-    def build(self) -> StepEngine:
+    def build(self) -> StepRunner:
         """Build a step engine. Call it on the thread that will run it."""
         device, sizes = self.model.device, self.sizes
         if device.type == "cpu":
@@ -354,7 +358,7 @@ class EngineBuilder:
                 warn_of_fixed_shares(error)
         return self._within(memory_of(device, 0), 0)
 
-    def _within(self, memory: Memory, spare_ranks: int) -> StepEngine:
+    def _within(self, memory: Memory, spare_ranks: int) -> StepRunner:
         model, sizes, device = self.model, self.sizes, self.model.device
         layout, on_gpu = sizes.layout, device.type == "cuda"
         pool = LoraPool(
@@ -382,7 +386,8 @@ class EngineBuilder:
         if on_gpu:
             warm_up(runner)
         others = [] if self.ranks is None else self.ranks.build(_pool_sizes(sizes))
-        return StepEngine(as_one([runner, *others]), self.retokenizer, self._speculator(proposer))
+        engine = StepEngine(as_one([runner, *others]), self.retokenizer, self._speculator(proposer))
+        return engine if model.comm.stages == 1 else PipelinedEngine(engine)
 
     def _speculator(self, proposer: BatchProposer | None) -> Speculator | None:
         if self.speculate == "off":

@@ -40,7 +40,7 @@ from personae.engine.speculation.forced import JumpForward, Retokenizer
 from personae.engine.speculation.speculator import Speculator
 from personae.engine.speculation.verification import DraftRow, Slots, verify
 from personae.engine.worker.known import KnownTokens
-from personae.engine.worker.worker import Forward, PackedStep, Worker
+from personae.engine.worker.worker import Forward, HiddenStates, PackedStep, Worker
 from personae.grammar.masks import BitmaskPool, fill_masks, verifying
 from personae.grammar.matcher import Binding, Grammar
 from personae.grammar.spec import GrammarKey, GrammarSpec
@@ -165,12 +165,16 @@ class StepEngine:
             return None
         if not self.runs_ahead:
             self._settle()
-            return self.worker.forward(packed, overlap, lambda: self._logit_mask(packed))
-        launched = self.worker.forward(packed)
+            return self.logits(self.worker.forward(packed, overlap))
+        launched = self.worker.logits(self.worker.forward(packed))
         # Only a row that is being verified waits for its verification.
         self._bindings.deferrals.mark_replaced(self._settle())
         overlap()
         return launched
+
+    def logits(self, hidden: HiddenStates) -> Forward:
+        """The logits of a step on a CPU, as far as they are needed. Its masks are filled."""
+        return self.worker.logits(hidden, self._logit_mask(hidden.packed))
 
     def fill(self, packed: PackedStep | None) -> None:
         """Fill the grammar masks of the step that has begun, once the step before is finished. Masks that are

@@ -5,6 +5,7 @@ differences between families: the blocks of each layer, norms, scales, tying.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import cache, partial
 from itertools import pairwise
 
@@ -27,6 +28,7 @@ from personae.engine.layers.rotary import RopeConfig, rotary_tables
 from personae.engine.layers.step import ForwardContext, StepPart
 from personae.engine.model_files import ModelFiles
 from personae.engine.parallel.comm import ONE_RANK, Comm
+from personae.engine.parallel.pipeline import Pipeline
 from personae.engine.quantization import scheme_of
 from personae.engine.quantization.base import OUTPUT, Scheme
 from personae.engine.quantization.unquantized import batch_invariant
@@ -314,11 +316,9 @@ class Decoder:
         lora: LoraContext | None = None,
         overlap: Callable[[], None] | None = None,
         attend: Mapping[int, AttentionPlan] | None = None,
-        parts: Sequence[StepPart] = (),
     ) -> Tensor:
-        """Runs the layers over T packed tokens, and appends their keys and values to the cache. A stage runs
-        its own layers, over one part after the other if there are `parts`; stage 0 then waits for the others.
-        A later stage returns nothing: [T, 0].
+        """Runs the layers over T packed tokens, and appends their keys and values to the cache. Stages use
+        `forward_stage` instead.
 
         tokens, positions: [T] int64 -> the residual stream [T, hidden_size], from which `logits` follow. It
         is in the model's dtype, or float32 if all layers run in one call. This thread calls `overlap`; if all
@@ -331,34 +331,33 @@ class Decoder:
                 sums is None or self._fused.adds_up(len(tokens), sums)
             ):
                 return self._forward_fused(tokens, positions, kv, batch, adapters, overlap)
-        if self.comm.stages > 1:
-            whole = StepPart(slice(0, len(tokens)), batch, lora)
-            return self._forward_stage(tokens, positions, kv, parts or [whole], overlap)
         if overlap is not None:
             overlap()
         x = self._inputs(tokens, lora)
         per_layer = None if self.per_layer is None else self.per_layer(tokens, x)
         return self._run_layers(x, positions, kv, batch, lora, attend, per_layer)
 
-    def _forward_stage(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        kv: KVCache,
-        parts: Sequence[StepPart],
-        overlap: Callable[[], None] | None,
-    ) -> Tensor:
-        hidden = torch.empty(len(tokens), 0 if self.comm.stage else self.config.hidden_size, dtype=self.dtype)
-        if self.comm.stage == 0:
-            self.comm.begin_receive(hidden)
+    def forward_stage(
+        self, tokens: Tensor, positions: Tensor, kv: KVCache, parts: Sequence[StepPart]
+    ) -> tuple[Tensor, Future[None] | None]:
+        """Runs the layers of this stage over one part of the tokens after the other, and sends each on to the
+        next stage.
+
+        On stage 0: the residual stream [T, hidden_size] after the last stage, and what says that it has come.
+        On a later stage: nothing, [T, 0].
+        """
+        pipeline = self._pipeline
+        hidden = torch.empty(len(tokens), 0 if pipeline.stage else self.config.hidden_size, dtype=self.dtype)
+        arrival = None if pipeline.stage else pipeline.begin_receive(hidden)
         for part in parts:
             x = self._inputs(tokens[part.tokens], part.lora)
-            self.comm.send(self._run_layers(x, positions[part.tokens], kv, part.batch, part.lora))
-        if overlap is not None:
-            overlap()
-        if self.comm.stage == 0:
-            self.comm.end_receive()
-        return hidden
+            pipeline.send(self._run_layers(x, positions[part.tokens], kv, part.batch, part.lora))
+        return hidden, arrival
+
+    @property
+    def _pipeline(self) -> Pipeline:
+        assert isinstance(self.comm, Pipeline)
+        return self.comm
 
     def _run_layers(
         self,
@@ -390,8 +389,7 @@ class Decoder:
         """What the first layer reads: the embedded tokens, or what the stage before has sent."""
         if self.comm.stage:
             x = torch.empty(len(tokens), self.config.hidden_size, dtype=self.dtype)
-            self.comm.begin_receive(x)
-            self.comm.end_receive()
+            self._pipeline.receive(x)
             return x
         x = self._embed(tokens)
         if lora is not None:

@@ -58,7 +58,11 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class RunForward(msgspec.Struct, frozen=True, tag=True):
-    """Run the model over the rows of the step that has begun."""
+    """Run the layers over the rows of the step that has begun."""
+
+
+class Logits(msgspec.Struct, frozen=True, tag=True):
+    """Compute the logits of the oldest step without."""
 
 
 class PromptLogits(msgspec.Struct, frozen=True, tag=True):
@@ -134,6 +138,7 @@ ToRank = (
     Build
     | Begin
     | RunForward
+    | Logits
     | PromptLogits
     | Commit
     | LoadAdapter

@@ -1,5 +1,6 @@
 """Stages that have different layers answer as one process does, alone and with ranks that share a stage."""
 
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,41 @@ def test_long_prompts_go_through_the_stages_in_parts(case: str, tmp_path: Path) 
     assert [] in sent  # steps with few tokens are whole
 
 
+def test_a_slot_that_changes_hands_while_its_row_is_in_the_stages_gives_nobody_other_tokens() -> None:
+    base = model_folder("llama")
+    made = EngineHarness(base, stages=2, shared=True, max_seqs=4)
+
+    def logs(names: str) -> list[Any]:
+        return [made.log(name, [20 + 3 * ord(name) % 400, 7, 9], max_tokens=24) for name in names]
+
+    alone = EngineHarness(base).play(logs("bcdef"))
+    engine, scheduler = made.engine, made.scheduler
+    for log in logs("abcdef"):
+        scheduler.add(log)
+    found: dict[str, list[int]] = {name: [] for name in "abcdef"}
+    in_stages: deque[Any] = deque()
+    cancelled = False
+
+    def read() -> None:
+        for delta in scheduler.commit(engine.finish(in_stages.popleft())):
+            found[delta.id] += delta.tokens
+
+    while True:
+        if not cancelled and len(in_stages) == 1 and len(found["a"]) == 6:
+            cancelled = scheduler.cancel("a")  # its next token is in the stages
+        if (plan := scheduler.plan()) is not None:
+            hidden = engine.forward(engine.prepare(plan, {}), lambda: None)
+            in_stages.append(engine.sample(plan, hidden))
+        elif not in_stages:
+            break
+        while len(in_stages) > (plan is not None):
+            read()
+    assert cancelled
+    assert {name: tokens for name, tokens in found.items() if name != "a"} == {
+        name: one.tokens for name, one in alone.items()
+    }
+
+
 def test_parts_that_are_larger_than_the_connections_buffers_pass_both_ways_at_once() -> None:
     first, second = comms_of(1, 2)
     parts = [torch.full((2**20,), float(number)) for number in range(4)]
@@ -127,16 +163,17 @@ def test_parts_that_are_larger_than_the_connections_buffers_pass_both_ways_at_on
     def pass_on() -> None:
         for _ in parts:
             x = torch.empty(2**20)
-            second.begin_receive(x)
-            second.end_receive()
+            second.receive(x)
             second.send(x + 1)
 
+    assert isinstance(first, Pipeline)
+    assert isinstance(second, Pipeline)
     with ThreadPoolExecutor(1) as threads:
         passing = threads.submit(pass_on)
-        first.begin_receive(found)
+        arrival = first.begin_receive(found)
         for part in parts:
             first.send(part)
-        first.end_receive()
+        arrival.result()
         passing.result()
     assert torch.equal(found, torch.stack(parts) + 1)
 
@@ -160,9 +197,7 @@ def test_a_stage_whose_neighbour_has_gone_says_so() -> None:
     assert isinstance(first, Pipeline)
     assert isinstance(second, Pipeline)
     second.close()
-    first.begin_receive(torch.empty(3))
     with pytest.raises(RuntimeError, match="has closed its connection"):
-        first.end_receive()
-    first.begin_receive(torch.empty(0))
+        first.begin_receive(torch.empty(3)).result()
     with pytest.raises(RuntimeError, match="has closed its connection"):
         first.send(torch.ones(3))

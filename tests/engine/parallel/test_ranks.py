@@ -7,6 +7,7 @@ import torch
 from tiny_models import make_model_folder
 
 from personae.engine.parallel import ranks as ranks_module
+from personae.engine.parallel.pipeline import Pipeline
 from personae.engine.parallel.ranks import RankEnded, Ranks
 from personae.errors import LoadError
 
@@ -36,9 +37,8 @@ def test_the_first_rank_notices_that_a_stage_has_ended(tmp_path: Path) -> None:
         [process] = ranks._processes
         process.kill()
         process.wait()
-        hidden = torch.empty(1, 64)
-        ranks.comm.begin_receive(hidden)
+        assert isinstance(ranks.comm, Pipeline)
         with pytest.raises(RankEnded, match="rank 1 of the model ended with exit code -9"):
-            ranks.comm.end_receive()
+            ranks.comm.begin_receive(torch.empty(1, 64)).result()
     finally:
         ranks.end()
