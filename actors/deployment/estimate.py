@@ -134,12 +134,12 @@ def _estimate(described: Described, device: Device, layout: Layout, load: Load) 
     own = replace(load, rate=load.rate / layout.replicas)
     active = _active_parameters(described) / layout.tensor
     most_rows = min(MOST_ROWS, tokens / (load.prompt + load.answer))
-    full = _costs(described, device, layout, stages, active, most_rows)
-    most, costs, rows = expected(full, own, most_rows).most, full, 0.0
+    full = _costs(described, device, layout, stages, active, most_rows / layout.stages)
+    most, costs, rows = expected(full, own, most_rows, layout.stages).most, full, 0.0
     for _ in range(ROUNDS if own.rate < most else 0):
-        costs = _costs(described, device, layout, stages, active, 1 + rows)
-        rows = min(expected(costs, own, most_rows).rows, most_rows)
-    one = expected(costs, own, most_rows)
+        costs = _costs(described, device, layout, stages, active, 1 + rows / layout.stages)
+        rows = min(expected(costs, own, most_rows, layout.stages).rows, most_rows)
+    one = expected(costs, own, most_rows, layout.stages)
     return replace(
         found, costs=costs, rows=one.rows, first=one.first, gap=one.gap, most=most * layout.replicas
     )
@@ -219,17 +219,19 @@ def _row_seconds(costs: Costs, load: Load) -> float:
     return costs.token + costs.context * (load.prompt + load.answer / 2)
 
 
-def expected(costs: Costs, load: Load, rows: float) -> Expected:
-    """What one replica does with a load. `rows`: the most sequences that it answers at a time."""
+def expected(costs: Costs, load: Load, rows: float, stages: int = 1) -> Expected:
+    """What one replica does with a load. `rows`: the most sequences that it answers at a time. `stages`
+    compute as many steps at the same time, with equal parts of the sequences."""
     each, prompt = _row_seconds(costs, load), load.prompt * costs.token
-    most = rows / (load.answer * (costs.step + rows * each) + rows * prompt)
-    busy = load.rate * prompt  # the share of the time that prompts take
-    left = 1 - busy - load.rate * load.answer * each
+    most = rows / (load.answer * (costs.step + rows / stages * each) + rows * prompt / stages)
+    busy = load.rate * prompt / stages  # the share of the time that prompts take
+    left = 1 - busy - load.rate * load.answer * each / stages
     if load.rate >= most or left <= 0:
         return Expected(rows, inf, inf, most)
     mean = load.rate * load.answer * (costs.step + each) / left  # Little's law; a request sees so many others
-    step = costs.step + (1 + mean) * each
+    step = costs.step + (1 + mean / stages) * each
     gap = step / (1 - busy)  # steps also have the tokens of prompts
-    waiting = min(mean, 1) * gap * (1.5 if costs.runs_ahead else 0.5)  # half of a step, and the one behind it
-    queue = busy / (2 * (1 - busy)) * prompt  # for other prompts (M/D/1)
+    # half of a step in the first stage, and the one behind it
+    waiting = min(mean / stages, 1) * gap / stages * (1.5 if costs.runs_ahead and stages == 1 else 0.5)
+    queue = busy / (2 * (1 - busy)) * prompt / stages  # for other prompts (M/D/1)
     return Expected(mean, waiting + queue + step + prompt, gap, most)

@@ -273,7 +273,8 @@ class Decoder:
         self.per_layer: PerLayerEmbedding | None = None
         if config.per_layer_embedding is not None:
             size, count = config.per_layer_embedding
-            self.per_layer = PerLayerEmbedding(size, config.layers, count, contexts[0])  # whole on every rank
+            own = range(config.first_layer, config.first_layer + config.layers)
+            self.per_layer = PerLayerEmbedding(size, own, self.whole.layers, count, contexts[0])
         self.norm = norm(config.hidden_size)
         self._attention, self._plain_attention = attention_backend(device, dtype), ReferenceAttention()
         self._scores = {  # of the layers with plain attention
@@ -333,7 +334,7 @@ class Decoder:
                 return self._forward_fused(tokens, positions, kv, batch, adapters, overlap)
         if overlap is not None:
             overlap()
-        x = self._inputs(tokens, lora)
+        x = self._embedded(tokens, lora)
         per_layer = None if self.per_layer is None else self.per_layer(tokens, x)
         return self._run_layers(x, positions, kv, batch, lora, attend, per_layer)
 
@@ -341,7 +342,7 @@ class Decoder:
         self, tokens: Tensor, positions: Tensor, kv: KVCache, parts: Sequence[StepPart]
     ) -> tuple[Tensor, Future[None] | None]:
         """Runs the layers of this stage over one part of the tokens after the other, and sends each on to the
-        next stage.
+        next stage. Stages that have embeddings for each layer get the tokens' embeddings, too.
 
         On stage 0: the residual stream [T, hidden_size] after the last stage, and what says that it has come.
         On a later stage: nothing, [T, 0].
@@ -349,10 +350,24 @@ class Decoder:
         pipeline = self._pipeline
         hidden = torch.empty(len(tokens), 0 if pipeline.stage else self.config.hidden_size, dtype=self.dtype)
         arrival = None if pipeline.stage else pipeline.begin_receive(hidden)
+        last = pipeline.stage == pipeline.stages - 1
         for part in parts:
-            x = self._inputs(tokens[part.tokens], part.lora)
-            pipeline.send(self._run_layers(x, positions[part.tokens], kv, part.batch, part.lora))
+            own = tokens[part.tokens]
+            x, embedded = self._stage_inputs(own, part.lora)
+            per_layer = None if self.per_layer is None else self.per_layer(own, embedded)
+            x = self._run_layers(x, positions[part.tokens], kv, part.batch, part.lora, per_layer=per_layer)
+            pipeline.send(x if last or self.per_layer is None else torch.cat((x, embedded), 1))
         return hidden, arrival
+
+    def _stage_inputs(self, tokens: Tensor, lora: LoraContext | None) -> tuple[Tensor, Tensor]:
+        """What the first layer reads, and the embedded tokens, if there are embeddings for each layer."""
+        size, with_embedded = self.config.hidden_size, self.per_layer is not None
+        if self._pipeline.stage == 0:
+            embedded = self._embedded(tokens, lora)
+            return embedded.clone() if with_embedded else embedded, embedded
+        x = torch.empty(len(tokens), size * (1 + with_embedded), dtype=self.dtype)
+        self._pipeline.receive(x)
+        return (x[:, :size].contiguous(), x[:, size:]) if with_embedded else (x, x)
 
     @property
     def _pipeline(self) -> Pipeline:
@@ -385,12 +400,8 @@ class Decoder:
             kv.reader.write(torch.stack(kept, 1), batch.write_index)
         return hidden
 
-    def _inputs(self, tokens: Tensor, lora: LoraContext | None) -> Tensor:
-        """What the first layer reads: the embedded tokens, or what the stage before has sent."""
-        if self.comm.stage:
-            x = torch.empty(len(tokens), self.config.hidden_size, dtype=self.dtype)
-            self._pipeline.receive(x)
-            return x
+    def _embedded(self, tokens: Tensor, lora: LoraContext | None) -> Tensor:
+        """[T] -> [T, hidden_size], as the first layer reads them."""
         x = self._embed(tokens)
         if lora is not None:
             lora.embed(tokens, x)
@@ -503,6 +514,8 @@ class Decoder:
             found["model.embed_tokens.weight"] = Shard(OUTPUTS, (self._vocabulary,))
         for layer in self.layers:
             found.update(layer.shards())
+        if self.per_layer is not None:
+            found.update(self.per_layer.shards())
         return found
 
     @property

@@ -11,13 +11,15 @@ from personae.lora.source import AdapterSource
 
 class StartRank(msgspec.Struct, frozen=True):
     """Load this rank's part of a model. The first fields are those of its `Comm`, the others of
-    `load_model`. `weights`: the digest of the model's files as the first rank sees them."""
+    `load_model`. `version`: of the first rank's Personae. `weights`: the digest of the model's files as the
+    first rank sees them."""
 
     rank: int
     size: int
     stage: int
     stages: int
     expert_groups: ExpertGroups
+    version: str
     model: str
     weights: str
     dtype: str

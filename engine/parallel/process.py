@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import torch
 
+import personae
 from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
@@ -250,6 +251,11 @@ def main() -> Never:
         comm = _comm(start, sys.argv[2:], partial(_check_parent, parent))
         torch.set_grad_enabled(False)
         try:
+            if start.version != personae.__version__:
+                raise LoadError(
+                    f"It has Personae {personae.__version__}, and the first rank has {start.version}. It was "
+                    "installed anew; start again."
+                )
             model = load_model(
                 Path(start.model),
                 device=CPU,

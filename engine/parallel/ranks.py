@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 import torch
 
+import personae
 from personae.engine.numerics import weights_digest
 from personae.engine.parallel.comm import ONE_RANK, Comm, SharedMemory, shared_file
 from personae.engine.parallel.expert_placement import NO_GROUPS, ExpertGroups, LayerExperts, Placement
@@ -85,7 +86,17 @@ class Ranks:
         places = [(rank, stage) for stage in range(stages) for rank in range(size)]
         self._starts = [
             StartRank(
-                rank, size, stage, stages, expert_groups, str(model), weights, dtype, quantize, max_position
+                rank,
+                size,
+                stage,
+                stages,
+                expert_groups,
+                personae.__version__,
+                str(model),
+                weights,
+                dtype,
+                quantize,
+                max_position,
             )
             for rank, stage in places[1:]
         ]

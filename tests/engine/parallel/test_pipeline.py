@@ -54,6 +54,23 @@ def test_layers_that_keep_states_answer_as_in_one_process(case: str, tmp_path: P
     same_answers(base, 1, adapters_of(base, tmp_path, made), stages=2, tokens=TOKENS)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_layers_with_embeddings_of_their_own_that_share_keys_answer_as_in_one_process(
+    size: int, tmp_path: Path
+) -> None:
+    base = make_family_folder(tmp_path / "model", "gemma4")
+    made = {
+        "attention": {"rank": 4, "seed": 3, "targets": ["q_proj", "o_proj"]},
+        "mlp": {"rank": 4, "seed": 4, "targets": ["down_proj", "up_proj"]},
+    }
+    same_answers(base, size, adapters_of(base, tmp_path, made), stages=2, tokens=TOKENS)
+    said = (
+        "--pipeline-parallel-size 3: this model has 6 layers, 5 of which belong to the last stage, and each"
+    )
+    with pytest.raises(LoadError, match=said):
+        load_model(base, device=CPU, comm=comms_of(1, 3)[0])
+
+
 def test_ranks_share_each_stage_with_adapters_of_every_kind(tmp_path: Path) -> None:
     base = model_folder("qwen2")
     same_answers(base, 2, adapters_of(base, tmp_path, EVERY_KIND), stages=2, tokens=TOKENS)

@@ -1,6 +1,7 @@
 """The processes of ranks, as the first rank starts them."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,14 +17,25 @@ def ranks_of(model: Path, size: int, stages: int) -> Ranks:
     return Ranks(model, size, stages, dtype="float32", quantize=None, max_position=64, threads=1)
 
 
-def test_a_rank_that_sees_other_weights_says_so_with_its_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("weights_digest", "It sees other weights than the first rank"),
+        ("personae", "It has Personae .*, and the first rank has 0.0.0"),
+    ],
+)
+def test_a_rank_that_has_other_weights_or_another_version_says_so_with_its_number(
+    changed: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_model_folder(tmp_path / "model", "llama")
-    monkeypatch.setattr(ranks_module, "weights_digest", lambda model: "of other files")
+    other = {
+        "weights_digest": lambda model: "of other files",
+        "personae": SimpleNamespace(__version__="0.0.0"),
+    }
+    monkeypatch.setattr(ranks_module, changed, other[changed])
     ranks = ranks_of(folder, 1, 2)
     try:
-        with pytest.raises(LoadError, match="rank 1: It sees other weights than the first rank"):
+        with pytest.raises(LoadError, match=f"rank 1: {said}"):
             ranks.loaded()
     finally:
         ranks.end()
