@@ -47,14 +47,15 @@ class PipelinedEngine:
         return self.engine.deferred
 
     def resumable(self) -> tuple[str, ...]:
-        """See StepEngine."""
-        return self.engine.resumable()
+        """See StepEngine. None while a step is read and not finished: it may have deferred them."""
+        return () if any(step.result is not None for step in self._in_stages) else self.engine.resumable()
 
     def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, Grammar]) -> PackedStep | None:
         """See StepEngine. If a slot is released that has a row in the stages, as after a cancellation, the
         steps there are read first: their tokens are chosen with what the slot has."""
         if any(row.slot in plan.releases for step in self._in_stages for row in step.plan.rows):
-            self._read_all()
+            for step in self._in_stages:
+                self._read(step)
         return self.engine.prepare(plan, grammars)
 
     def forward(self, packed: PackedStep | None, overlap: Callable[[], None]) -> HiddenStates | None:
@@ -77,19 +78,16 @@ class PipelinedEngine:
         return step.result is not None or step.hidden is None or step.hidden.arrived
 
     def finish(self, step: StagedStep) -> StepResult:
-        """Wait for the step, choose its tokens and advance the grammars by them. Steps before it are read,
-        too."""
-        while step.result is None:
-            self._read(self._in_stages.popleft())
+        """Wait for the oldest step, choose its tokens and advance the grammars by them."""
+        oldest = self._in_stages.popleft()
+        assert oldest is step, "steps are finished in order"
+        return self._read(step)
+
+    def _read(self, step: StagedStep) -> StepResult:
+        if step.result is None:
+            engine, forward = self.engine, None
+            if step.hidden is not None:
+                engine.fill(step.hidden.packed)
+                forward = engine.logits(step.hidden)
+            step.result = engine.finish(engine.sample(step.plan, forward))
         return step.result
-
-    def _read_all(self) -> None:
-        while self._in_stages:
-            self._read(self._in_stages.popleft())
-
-    def _read(self, step: StagedStep) -> None:
-        engine, forward = self.engine, None
-        if step.hidden is not None:
-            engine.fill(step.hidden.packed)
-            forward = engine.logits(step.hidden)
-        step.result = engine.finish(engine.sample(step.plan, forward))

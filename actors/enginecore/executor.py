@@ -125,6 +125,8 @@ class Executor(ThreadActor[Message]):
                 self._repay()
         while self._in_flight and not self._next_arrived():
             self._read_step()
+            if self._in_flight:
+                self._report()
         if not self.pending:
             self._report()
         self._do_memory_work()
@@ -257,7 +259,6 @@ class Executor(ThreadActor[Message]):
             self._report()
 
     def _read_step(self) -> None:
-        self._report()
         waits = self.time()
         step, begun = self._in_flight.popleft()
         result = self._engine.finish(step)
