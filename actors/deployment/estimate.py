@@ -44,16 +44,24 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`replicas` engines. In each, `tensor` ranks share the layers of each of `stages` stages."""
+    """`replicas` engines. In each, `tensor` ranks share the layers of each of `stages` stages. Or `attention`
+    ranks of each stage have all of its layers but the experts, which they divide, and attend for other
+    sequences each (DP attention)."""
 
     tensor: int
     stages: int
     replicas: int
+    attention: int = 1
 
     @property
     def ranks(self) -> int:
         """The devices of a replica."""
-        return self.tensor * self.stages
+        return self.tensor * self.stages * self.attention
+
+    @property
+    def runs(self) -> bool:
+        """Whether Personae runs it so far, on some kind of device."""
+        return self.attention == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,9 @@ def _layouts(described: Described, count: int) -> Iterator[Layout]:
             except LoadError:
                 continue
             yield Layout(tensor, stages, count // tensor // stages)
+            specs = [moe for layer in described.config.layer_specs if (moe := experts_of(layer)) is not None]
+            if tensor > 1 and specs and all(spec.experts % tensor == 0 for spec in specs):
+                yield Layout(1, stages, count // tensor // stages, attention=tensor)
 
 
 def _divisors(number: int) -> list[int]:
@@ -120,7 +131,7 @@ def _divisors(number: int) -> list[int]:
 
 def _estimate(described: Described, device: Device, layout: Layout, load: Load) -> Estimate:
     comm = Unconnected(0, layout.tensor, 0, layout.stages, NO_GROUPS)
-    stages = [_StageBytes.of(decoder) for decoder in described.decoders(comm)]
+    stages = [_StageBytes.of(decoder, layout.attention) for decoder in described.decoders(comm)]
     found = Estimate(layout, max(stage.weights for stage in stages))
     rooms = [device.memory * MEMORY_SHARE - stage.weights for stage in stages]
     if min(rooms) <= 0:
@@ -128,12 +139,12 @@ def _estimate(described: Described, device: Device, layout: Layout, load: Load) 
     tokens = int(
         min((room / stage.kv for room, stage in zip(rooms, stages, strict=True) if stage.kv), default=inf)
     )
-    found = replace(found, kv_tokens=tokens)
+    found = replace(found, kv_tokens=tokens * layout.attention)
     if tokens < load.context:
         return replace(found, problem=f"the KV cache has room for {tokens} tokens")
     own = replace(load, rate=load.rate / layout.replicas)
-    active = _active_parameters(described) / layout.tensor
-    most_rows = min(MOST_ROWS, tokens / (load.prompt + load.answer))
+    active = _active_parameters(described) / (layout.tensor * layout.attention)
+    most_rows = min(MOST_ROWS, found.kv_tokens / (load.prompt + load.answer))
     full = _costs(described, device, layout, stages, active, most_rows / layout.stages)
     most, costs, rows = expected(full, own, most_rows, layout.stages).most, full, 0.0
     for _ in range(ROUNDS if own.rate < most else 0):
@@ -148,24 +159,28 @@ def _estimate(described: Described, device: Device, layout: Layout, load: Load) 
 @dataclass(frozen=True, slots=True)
 class _StageBytes:
     """What one rank of a stage has. In bytes: `weights` in all, `shared` of them that each step reads, and
-    `experts` of them; `kv` of a token. `chosen`: the share of experts that a token uses."""
+    `experts` of them; `kv` of a token. `chosen`: the share of experts that a token uses. `sent`: how often
+    its hidden states go to a rank with experts, and back."""
 
     weights: int
     shared: int
     experts: int
     chosen: float
     kv: float
+    sent: float
 
     @classmethod
-    def of(cls, decoder: Decoder) -> "_StageBytes":
+    def of(cls, decoder: Decoder, attention: int) -> "_StageBytes":
         experts = sum(tensor.nbytes for name, tensor in decoder.tensors() if ".experts." in name)
         looked_up = 0 if decoder.config.tie else decoder.embedding.nbytes
+        specs = [moe for layer in decoder.config.layer_specs if (moe := experts_of(layer)) is not None]
         return cls(
-            decoder.nbytes,
+            decoder.nbytes - experts + experts // attention,
             decoder.nbytes - experts - looked_up,
-            experts,
+            experts // attention,
             _share_chosen(decoder.config),
             KVCache.bytes_per_page(decoder.config.kv_specs, PAGE, decoder.dtype) / PAGE,
+            2 * sum(min(spec.routing.top_k, attention) for spec in specs) if attention > 1 else 0,
         )
 
 
@@ -201,13 +216,17 @@ def _costs(
     sums = 2 * described.config.layers + 1 if layout.tensor > 1 else 0
     passed = layout.stages if layout.stages > 1 else 0
     # In a ring each device sends and receives the sum's parts twice, but for its own.
-    volume = hidden * (2 * sums * (layout.tensor - 1) / layout.tensor + passed)
+    volume = hidden * (2 * sums * (layout.tensor - 1) / layout.tensor + passed / layout.attention)
+    # Each of them sends and receives what is of its own sequences.
+    among = layout.attention
+    volume += hidden * sum(stage.sent for stage in stages) * (among - 1) / among**2
+    exchanges = sums + passed + (2 * described.config.layers if among > 1 else 0)
     return Costs(
-        step=read / bandwidth + layout.stages * device.launch + (sums + passed) * device.latency,
+        step=read / bandwidth + layout.stages * device.launch + exchanges * device.latency,
         token=2 * active / flops + volume / device.link,
         row=0.0,
         adapter=0.0,
-        context=sum(stage.kv for stage in stages) / bandwidth,
+        context=sum(stage.kv for stage in stages) / bandwidth / among,
         host=0.0,
         runs_ahead=device.gpu,
         rests=False,

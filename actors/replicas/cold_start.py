@@ -4,7 +4,7 @@ from anyio import current_time
 
 
 class ColdStart:
-    """`seconds`: how long the last start of an engine took, from its process to its first answer to us; 0
+    """`seconds`: how long the last start of an engine took, from its process until it could serve; 0
     before one has."""
 
     def __init__(self) -> None:
@@ -21,6 +21,11 @@ class ColdStart:
         if self._begun is not None and serves:
             self.seconds = current_time() - self._begun
         self._begun = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether an engine starts."""
+        return self._begun is not None
 
     @property
     def left(self) -> float:

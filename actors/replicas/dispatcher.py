@@ -130,9 +130,9 @@ class Dispatcher(Actor[Message]):
         return len(self._live)
 
     def backlog_seconds(self) -> float:
-        """Return how long it takes to compute the work that waits, here and at the replicas. Without any
-        replica, until one serves."""
-        if not self._replicas:
+        """Return how long it takes to compute the work that waits, here and at the replicas. While none
+        serves, until one does."""
+        if not any(replica.up for replica in self._replicas.values()):
             return self._cold_start.left if self._live else 0.0
         backlogs = [replica.frontend.latest.backlog for replica in self._replicas.values()]
         rate = sum(backlog.rate for backlog in backlogs)
@@ -195,10 +195,8 @@ class Dispatcher(Actor[Message]):
         """Estimate the seconds until the first token of this group: until its tenant's earlier prompts are
         placed, then at the replica where it would go now."""
         up = [replica for replica in self._replicas.values() if replica.up]
-        if not self._replicas:
-            return self._cold_start.left
         if not up:
-            return math.inf
+            return self._cold_start.left if self._cold_start.begun or not self._replicas else math.inf
         group = Group([], list(logs), 0)
         before = self._waiting.prompts[group.key.tenant] * self._token_seconds() / len(up)
         return before + min(each.first_token_seconds(group) for each in up)

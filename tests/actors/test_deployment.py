@@ -94,6 +94,19 @@ def test_ranks_need_less_memory_each() -> None:
     assert two.kv_tokens > 2 * one.kv_tokens
 
 
+def test_attention_by_sequences_has_room_for_more_tokens_where_ranks_would_have_the_same_keys() -> None:
+    load = Load(rate=0.1, prompt=64, answer=32, context=256)
+    found = {each.layout: each for each in estimates(described("qwen3_moe"), SMALL, 4, load)}
+    tensor, attention = found[Layout(4, 1, 1)], found[Layout(1, 1, 1, attention=4)]
+    whole = found[Layout(1, 1, 4)]
+    assert (
+        tensor.weight_bytes < attention.weight_bytes < whole.weight_bytes
+    )  # experts are divided, not all else
+    assert attention.kv_tokens > tensor.kv_tokens  # two heads of keys and values on four ranks
+    assert not attention.layout.runs
+    assert {each.attention for each in {one.layout for one in estimates(described(), SMALL, 4, load)}} == {1}
+
+
 def test_a_step_of_few_tokens_reads_few_experts() -> None:
     load = Load(rate=0.001, prompt=16, answer=8, context=64)
     busy = replace(load, rate=1e4)
