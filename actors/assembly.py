@@ -536,7 +536,7 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
     shared = checkpoint.config().of_rank(0, size, groups)
     shared.of_stage(0, stages)  # says so before anything is loaded
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(torch.get_num_threads() // size, 1))
+        torch.set_num_threads(max(torch.get_num_threads() // (size * stages), 1))
     return Ranks(
         options.model,
         size,

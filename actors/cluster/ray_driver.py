@@ -189,9 +189,8 @@ class Driver:
     def begin(self, request: BeginEngine) -> Answer:
         """Pass the request on to the engine's node."""
         id, name = self._node_of[request.engine]
-        contact = msgspec.structs.replace(
-            request.contact, share=self._share(id), threads=max(int(self._size.get("CPU", 1)), 1)
-        )
+        threads = max(int(self._size.get("CPU", 1)) // request.contact.ranks, 1)
+        contact = msgspec.structs.replace(request.contact, share=self._share(id), threads=threads)
         actor = self._actor(request.engine)
         packed = msgspec.msgpack.encode(contact)
         try:

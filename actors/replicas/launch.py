@@ -130,7 +130,8 @@ def shares(options: EngineOptions, count: int) -> list[dict[str, str]]:
     if "OMP_NUM_THREADS" in os.environ:
         return [{}] * count
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    threads = max(int(min(cores, processors() or cores) / count), 1)
+    ranks = options.tensor_parallel_size * options.pipeline_parallel_size
+    threads = max(int(min(cores, processors() or cores) / count / ranks), 1)
     return [{"OMP_NUM_THREADS": str(threads)}] * count
 
 

@@ -106,7 +106,7 @@ class LoadScaler(Actor[Message]):
             load = self._load(now - before)
             before = now
             wanted, there = self._policy.wanted(now, load), load.serving + load.starting
-            if wanted != there and (load.serving or not there):
+            if wanted != there and (load.serving or (self._replicas.wakes and not there)):
                 await self._scale(wanted, load)
             waits = self._replicas.wakes and load.live > 0 and not load.serving
             waiting_since = _since(waiting_since, now, waits)
