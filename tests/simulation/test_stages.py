@@ -2,6 +2,7 @@
 one another."""
 
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
@@ -17,7 +18,7 @@ COSTLY_ROWS = Costs(step=0.001, row=0.001, token=0.0002, runs_ahead=False, rests
 CALM = Scenario(1, LOAD, COSTLY_ROWS, every=1)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_invariants_hold_in_random_scenarios(seed: int) -> None:
     report = simulate(replace(draw(seed, requests=50), stages=2 + seed % 3))
     assert sum(report.outcomes.values()) >= report.requests == 50
@@ -31,11 +32,10 @@ def test_a_stage_that_dies_or_is_slow_loses_nothing(kind: str) -> None:
     assert report.outcomes.keys() <= {"stop", "length", "unlucky"}
 
 
-def test_two_stages_do_twice_as_much_where_rows_are_costly() -> None:
+def test_tokens_come_almost_twice_as_fast_from_two_stages_where_rows_are_costly() -> None:
     one, two = (simulate(replace(CALM, stages=stages)) for stages in (1, 2))
     assert one.tokens == two.tokens
-    start = CALM.costs.start
-    assert two.seconds - start < 0.65 * (one.seconds - start)
+    assert median(two.paces) < 0.65 * median(one.paces)
 
 
 def test_a_row_that_goes_on_too_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,7 @@ def test_seldom_requests_each_wait_for_one_start_and_nothing_is_lost() -> None:
     assert set(report.outcomes) <= {"stop", "length"}
     first, second, woke, soon, again = report.waits
     assert max(first, second) < 1  # the engine that showed that the model loads
-    assert all(4.0 < wait < 5.5 for wait in (woke, soon, again))
+    assert all(3.9 < wait < 4.2 for wait in (woke, soon, again))  # the second came 0.1 s after the first
 
 
 def test_requests_are_refused_while_the_only_engine_cannot_start_and_served_later(
