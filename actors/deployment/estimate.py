@@ -250,7 +250,7 @@ def expected(costs: Costs, load: Load, rows: float, stages: int = 1) -> Expected
     mean = load.rate * load.answer * (costs.step + each) / left  # Little's law; a request sees so many others
     step = costs.step + (1 + mean / stages) * each
     gap = step / (1 - busy)  # steps also have the tokens of prompts
-    # half of a step in the first stage, and the one behind it
-    waiting = min(mean / stages, 1) * gap / stages * (1.5 if costs.runs_ahead and stages == 1 else 0.5)
+    # half of a stage's step, and the one behind it, which a GPU has launched or another stage computes
+    waiting = min(mean / stages, 1) * gap / stages * (1.5 if costs.runs_ahead or stages > 1 else 0.5)
     queue = busy / (2 * (1 - busy)) * prompt / stages  # for other prompts (M/D/1)
     return Expected(mean, waiting + queue + step + prompt, gap, most)

@@ -96,7 +96,7 @@ def test_ranks_need_less_memory_each() -> None:
 
 def test_attention_by_sequences_has_room_for_more_tokens_where_ranks_would_have_the_same_keys() -> None:
     load = Load(rate=0.1, prompt=64, answer=32, context=256)
-    found = {each.layout: each for each in estimates(described("qwen3_moe"), SMALL, 4, load)}
+    found = {each.layout: each for each in estimates(described("mixtral"), SMALL, 4, load)}
     tensor, attention = found[Layout(4, 1, 1)], found[Layout(1, 1, 1, attention=4)]
     whole = found[Layout(1, 1, 4)]
     assert (
