@@ -36,7 +36,8 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[3] / ".pkg"))
+    paths = (str(Path(__file__).resolve().parents[3] / ".pkg"), os.getenv("PYTHONPATH"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
 
 async def test_without_ray_the_start_says_what_to_install(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
