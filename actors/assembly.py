@@ -238,7 +238,7 @@ def assemble(
         engine_spec,
         checkpoint.generation_defaults(vocab_size),
         sizes.max_adapters,
-        bounds_of_pool(shapes, sizes.ranks, model.dtype, stored),
+        bounds_of_pool(shapes, sizes.ranks, model.dtype, stored, sizes.max_adapters),
         f"{device}{'' if ranks is None else f', {ranks.count} ranks'}, "
         f"{model.quantization or str(model.dtype).removeprefix('torch.')}, "
         f"{model.weight_bytes / 2**20:.0f} MiB of weights, "

@@ -136,5 +136,9 @@ class EngineClient(Protocol):
     def keep_session(self, tenant: str, session: str, seconds: float) -> None:
         """Keep the pages of a tenant's session for so long from now on; 0: no longer."""
 
+    def keep_loaded(self, adapters: Sequence[str]) -> None:
+        """Load the adapters of these digests, and keep them on the device until the next call. Together they
+        must leave room for others."""
+
     def forget_session(self, tenant: str, session: str) -> None:
         """Delete the pages of a tenant's session that nobody else uses, in memory and in the tier."""

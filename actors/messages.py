@@ -280,9 +280,10 @@ class Replay(Message, frozen=True):
 class AdapterStats(Message, frozen=True):
     """*Wire.* From the adapter store, when they have changed: adapters on the device and on the host, and
     adapters that wait to be loaded (`line`); loads and their seconds by source ("device", "host" or "disk",
-    where the adapter was)."""
+    where the adapter was). `kept_loaded` counts those that stay on the device."""
 
     device: int = 0
+    kept_loaded: int = 0
     host: int = 0
     host_bytes: int = 0
     line: int = 0
@@ -308,6 +309,13 @@ class Unpin(Message, frozen=True):
 
     adapter: str
     epoch: int
+
+
+class KeepLoaded(Message, frozen=True):
+    """*Wire.* From a client: load these adapters, and keep them on the device until another message names
+    others. In every epoch."""
+
+    adapters: tuple[str, ...]
 
 
 class AdapterLoaded(Message, frozen=True):

@@ -120,6 +120,7 @@ class OnDemandEngine(Generic[R]):
         self._waiting = 0
         self._running: R | None = None
         self._client: EngineClient | None = None
+        self._kept_loaded: tuple[str, ...] = ()
         self._failure: tuple[PersonaeError, float] | None = None
         self._phase: Literal["asleep", "waiting", "starting"] = "asleep"
         memory.engines.append(self)  # type: ignore[arg-type]  # it only asks what every kind answers
@@ -171,6 +172,8 @@ class OnDemandEngine(Generic[R]):
         async with self._open() as running:
             self._running, self._client, self._failure = running, running.client, None
             self.starts += 1
+            if self._kept_loaded:
+                running.client.keep_loaded(self._kept_loaded)
             self.last_used = anyio.current_time()
             self._memory.notify()
             async with anyio.create_task_group() as tasks:
@@ -289,6 +292,12 @@ class OnDemandEngine(Generic[R]):
         """Keep the pages of a session; they are gone when the engine stops."""
         if self._running is not None:
             self._running.client.keep_session(tenant, session, seconds)
+
+    def keep_loaded(self, adapters: Sequence[str]) -> None:
+        """Keep these adapters loaded, now and after each start."""
+        self._kept_loaded = tuple(adapters)
+        if self._running is not None:
+            self._running.client.keep_loaded(self._kept_loaded)
 
     def forget_session(self, tenant: str, session: str) -> None:
         """Delete the pages of a session; those in memory are gone when the engine stops, and of an engine

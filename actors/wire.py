@@ -22,6 +22,7 @@ from personae.actors.messages import (
     AdapterStats,
     Cancel,
     EngineCoreStarted,
+    KeepLoaded,
     KeepSession,
     KVEvents,
     Message,
@@ -121,7 +122,7 @@ class Describe(Message, frozen=True):
     """From the frontend: log what every actor and every thread is doing."""
 
 
-ToCore = Start | Submit | Cancel | Preempt | KeepSession | Pin | Unpin | Describe
+ToCore = Start | Submit | Cancel | Preempt | KeepSession | KeepLoaded | Pin | Unpin | Describe
 ToFrontend = (
     Loading
     | LoadFailed

@@ -353,7 +353,7 @@ class ServerOptions:
     eval_reports: Annotated[
         Path | None,
         OptionInfo(
-            "Show the runs of `personae eval` in this folder to admins, in the console.",
+            "Show admins the runs of `personae eval` in this folder, and let them start some.",
             metavar="DIR",
             folder=True,
         ),

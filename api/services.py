@@ -11,6 +11,7 @@ import personae
 from personae.actors.client import EngineClient
 from personae.api.console.history import LiveHistory
 from personae.api.console.kept import KeptAnswer
+from personae.api.eval_reports.runner import EvalRunner
 from personae.api.family import Family
 from personae.api.mcp.session import load_library
 from personae.api.mcp.use import McpUse
@@ -42,6 +43,7 @@ class Services:
     `registry` has the adapters that were added while the server runs. `tenants` are those who may send
     requests, `usage` records what they use, and `budgets` bounds what they use in a day. `revocations` ends
     what runs for a revoked key. `responses` are the stored ones, `sessions` has what is known of sessions.
+    `evals` runs evaluations.
     `scaler` adds and removes engines. `live` is the last answer of `/v1/stats`. `mcp` counts the
     requests that use MCP servers. `base_models` has all bases of a server with several; `client`, `settings`,
     `family` and `fingerprint` are those of one of them.
@@ -69,6 +71,7 @@ class Services:
     responses: "ResponseStore | None" = None
     scaler: "ReplicaScaler | None" = None
     base_models: "BaseModels | None" = None
+    evals: EvalRunner | None = None
 
     def of_base(self, client: EngineClient, settings: ApiSettings) -> "Services":
         """The same for another base of the server. Raises ModelLoadError as `make_services` does."""
@@ -116,6 +119,7 @@ def make_services(
         responses=responses,
         scaler=scaler,
         base_models=base_models,
+        evals=None if settings.eval_reports is None else EvalRunner(settings.eval_reports),
     )
     if settings.mcp_server:
         load_library()

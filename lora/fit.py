@@ -19,12 +19,26 @@ MAX_RANK = 512  # per module of an adapter; kernels size their scratch memory by
 
 
 def bounds_of_pool(
-    shapes: LoraShapes, capacity_rows: int, dtype: torch.dtype, stored: str | None = None
+    shapes: LoraShapes,
+    capacity_rows: int,
+    dtype: torch.dtype,
+    stored: str | None = None,
+    max_adapters: int = 2**31,
 ) -> AdapterBounds:
     """The bounds of a LoraPool of this size."""
     memory = pool_bytes(shapes, capacity_rows, dtype)
     top = torch.finfo(dtype).max
-    return AdapterBounds(shapes, min(capacity_rows, MAX_RANK), top, memory, stored, dtype.itemsize)
+    return AdapterBounds(
+        shapes,
+        min(capacity_rows, MAX_RANK),
+        top,
+        memory,
+        stored,
+        dtype.itemsize,
+        capacity_rows,
+        max_adapters,
+        RANK_PAGE,
+    )
 
 
 def check_fit(adapter: Adapter, bounds: AdapterBounds) -> None:

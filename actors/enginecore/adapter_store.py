@@ -11,8 +11,12 @@ A queue pins its adapter once, however many requests it holds. An adapter that i
 held on the device until somebody needs the room. So a queue that comes back to its adapter, as most do, is
 answered at once and does not wait behind the steps that the executor has. When there is no room, or sequences
 need the memory, the half that was unpinned first may be evicted, then half of what is left.
+
+Adapters that are kept loaded are loaded without a queue, and their memory is not given to others. Whoever
+names them bounds them, so that all other adapters still fit one after the other.
 """
 
+import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable
@@ -28,6 +32,7 @@ from personae.actors.messages import (
     AdapterLoaded,
     AdaptersEvicted,
     AdapterStats,
+    KeepLoaded,
     LoadAdapter,
     MemoryWanted,
     Message,
@@ -46,6 +51,8 @@ _MAX_OFFERS = 32  # adapters at the front of the queue that may be in progress a
 _MAX_OVERTAKING = 16  # adapters that may overtake the first in the queue while that finds no room
 _WAIT_SECONDS = 0.5  # how long an adapter waits for room before another is asked to release its own
 _DRAIN_SECONDS = 2.0  # how long the running sequences of that adapter may then take
+
+log = logging.getLogger("personae.engine")
 
 Waiting = Literal["unread", "read", "in its file", "no room"]
 
@@ -73,6 +80,7 @@ class AdapterStore(Actor[Message]):
         self._reported = self._adapter_stats = AdapterStats()
         self._placed: OrderedDict[str, None] = OrderedDict()  # pinned, in the order of loading
         self._idle: OrderedDict[str, None] = OrderedDict()  # unpinned but held; the longest idle first
+        self._kept_loaded: frozenset[str] = frozenset()  # neither released nor asked to release
         self._memory_wanted = False  # sequences need memory that adapters have
         self._releasing: dict[str, float] = {}  # placed, asked to release; the time when that must be done
         self._queue: OrderedDict[str, Waiting] = OrderedDict()
@@ -117,11 +125,22 @@ class AdapterStore(Actor[Message]):
                     self._idle.move_to_end(digest, last=False)
                 if was_releasing or self._memory_wanted or "no room" in self._queue.values():
                     self._release()
+            case KeepLoaded(adapters=digests):
+                self._keep_loaded(frozenset(digests))
             case MemoryWanted():
                 self._memory_wanted = True
                 self._release()
         self._advance()
         self._report_stats()
+
+    def _keep_loaded(self, digests: frozenset[str]) -> None:
+        """Load those that are missing. Those that were kept until now may be released."""
+        self._kept_loaded = digests
+        for digest in sorted(digests):
+            if digest not in self._placed and digest not in self._idle:
+                self._queue.setdefault(digest, "unread")
+        if self._memory_wanted or "no room" in self._queue.values():
+            self._release()
 
     def _count(self, placed: AdapterLoaded) -> None:
         """Update the statistics with the executor's answer."""
@@ -146,8 +165,9 @@ class AdapterStore(Actor[Message]):
 
     def _report_stats(self) -> None:
         host, host_bytes = self._library.kept
+        kept = sum(digest in self._placed or digest in self._idle for digest in self._kept_loaded)
         self._adapter_stats = replace(
-            self._adapter_stats, host=host, host_bytes=host_bytes, line=len(self._queue)
+            self._adapter_stats, kept_loaded=kept, host=host, host_bytes=host_bytes, line=len(self._queue)
         )
         if self._adapter_stats != self._reported:
             self._reported = self._adapter_stats
@@ -167,7 +187,8 @@ class AdapterStore(Actor[Message]):
         self._queue[digest] = "read"
         source = self._library.find(digest)
         if source is None:
-            self._requested[digest] = (self._requested[digest][0], "disk")
+            if digest in self._requested:
+                self._requested[digest] = (self._requested[digest][0], "disk")
             self.start_soon(self._read, digest)
         else:
             self._offer(digest, source)
@@ -198,9 +219,10 @@ class AdapterStore(Actor[Message]):
 
     def _release(self) -> None:
         """Allow the half that was unpinned first to be evicted. Adapters that found no room try again."""
-        if not self._idle:
+        idle = [digest for digest in self._idle if digest not in self._kept_loaded]
+        if not idle:
             return
-        digests = tuple(islice(self._idle, (len(self._idle) + 1) // 2))
+        digests = tuple(idle[: (len(idle) + 1) // 2])
         for digest in digests:
             del self._idle[digest]
         self._executor.tell(Release(digests))
@@ -221,12 +243,15 @@ class AdapterStore(Actor[Message]):
                 self._overtaken += placed
             del self._queue[digest]
             self._reread.discard(digest)
-            self._requested.pop(digest, None)
+            asked = self._requested.pop(digest, None) is not None
             if placed:
-                self._placed[digest] = None
+                (self._placed if asked else self._idle)[digest] = None
                 if not self._adapter_stats.evictions:
                     self.start_soon(self._let_go, digest)
-            self._queue_of(digest).tell(Pinned(digest, self._epoch, error, kind))
+            if asked:
+                self._queue_of(digest).tell(Pinned(digest, self._epoch, error, kind))
+            elif error is not None:
+                log.warning("adapter %s cannot be kept loaded: %s", digest[:12], error)
         elif tried != self._released:
             self._queue[digest] = "unread"  # new room was made after the pool was asked
         else:
@@ -251,7 +276,8 @@ class AdapterStore(Actor[Message]):
                 if now >= until:
                     self._releasing[digest] = math.inf
                     self._queue_of(digest).tell(ReleaseRequest(digest, self._epoch, now=True))
-            oldest = next((digest for digest in self._placed if digest not in self._releasing), None)
+            busy = self._releasing.keys() | self._kept_loaded
+            oldest = next((digest for digest in self._placed if digest not in busy), None)
             if oldest is not None:
                 self._releasing[oldest] = now + _DRAIN_SECONDS
                 self._adapter_stats = replace(self._adapter_stats, yields=self._adapter_stats.yields + 1)

@@ -50,7 +50,7 @@ from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.kit.switch_interval import shorten_switch_interval
 from personae.actors.line import Line
-from personae.actors.messages import Cancel, KeepSession, Message, Pin, Preempt, Submit, Unpin
+from personae.actors.messages import Cancel, KeepLoaded, KeepSession, Message, Pin, Preempt, Submit, Unpin
 from personae.actors.spec import EngineSpec
 from personae.actors.wire import (
     Describe,
@@ -325,7 +325,7 @@ async def serve(
             match message:
                 case Submit() | Cancel() | Preempt() | KeepSession():
                     scheduler.tell(message)
-                case Pin() | Unpin():
+                case Pin() | Unpin() | KeepLoaded():
                     store.tell(message)
                 case Describe():
                     log.warning("the engine core's actors:\n%s", gauges.dump(gauges.read(core)))

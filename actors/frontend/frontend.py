@@ -25,7 +25,15 @@ from personae.actors.kit import gauges
 from personae.actors.kit.child import Incident, Report
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
-from personae.actors.messages import EngineDied, KeepSession, Message, Shutdown, Submission, Withdraw
+from personae.actors.messages import (
+    EngineDied,
+    KeepLoaded,
+    KeepSession,
+    Message,
+    Shutdown,
+    Submission,
+    Withdraw,
+)
 from personae.engine.scheduling.kv_events import KVEvent
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.tokens import Tokenizer
@@ -76,6 +84,7 @@ class Frontend:
         self.describe_core: Callable[[], None] = lambda: None
         self.on_kv_events: Callable[[tuple[KVEvent, ...]], None] = lambda events: None
         self.lost = anyio.Event()
+        self._kept_loaded = KeepLoaded(())
         self.streamer: Ref[Message] = self._supervisor.spawn(
             "streamer", self._make_streamer, capacity=self._bound
         )
@@ -87,7 +96,13 @@ class Frontend:
         return Streamer(self.ingress, self.latest)
 
     def _make_ingress(self) -> Ingress:
-        return Ingress(self.streamer, self.queue_of, self._max_live, lambda: self.latest.backlog.seconds)
+        return Ingress(
+            self.streamer,
+            self.queue_of,
+            self._max_live,
+            lambda: self.latest.backlog.seconds,
+            on_started=self.engine_started,
+        )
 
     def connect(self, store: Ref[Message], scheduler: Ref[Message]) -> None:
         """Set the engine core's actors. Call this before the start."""
@@ -154,6 +169,18 @@ class Frontend:
         with suppress(ActorStopped):
             self._scheduler.tell(message)
 
+    def keep_loaded(self, message: KeepLoaded) -> None:
+        """Tell the engine core, and each that is started later."""
+        if message != self._kept_loaded:
+            self._kept_loaded = message
+            with suppress(ActorStopped):  # one that is not running is told when it has started
+                self._store.tell(message)
+
+    def engine_started(self) -> None:
+        """Tell a new engine core what it must know beforehand."""
+        if self._kept_loaded.adapters:
+            self._store.tell(self._kept_loaded)
+
     def actors(self) -> list[gauges.Gauge]:
         """Return what every actor is doing, the engine core's included."""
         return [*gauges.read(self._root), *self.core_actors]
@@ -190,6 +217,9 @@ class Serving(Protocol):
 
     def keep_session(self, message: KeepSession) -> None:
         """Tell every engine core."""
+
+    def keep_loaded(self, message: KeepLoaded) -> None:
+        """Tell every engine core, and each that is started later."""
 
     def actors(self) -> list[gauges.Gauge]:
         """Return what every actor is doing."""
@@ -253,6 +283,10 @@ class LocalClient:
     def forget_session(self, tenant: str, session: str) -> None:
         """Delete the pages of a tenant's session that nobody else uses, in memory and in the tier."""
         self._frontend.keep_session(KeepSession(tenant, session, 0.0, forget=True))
+
+    def keep_loaded(self, adapters: Sequence[str]) -> None:
+        """Load the adapters of these digests, and keep them on the device until the next call."""
+        self._frontend.keep_loaded(KeepLoaded(tuple(adapters)))
 
     def stats(self) -> EngineStats:
         """Return what the engine is doing now."""

@@ -34,7 +34,8 @@ class Ingress(Actor[Message]):
 
     `open_queue` returns the queue of an adapter (None: the base), created on first use. `max_live` bounds the
     sequences that wait or run, and so bounds every mailbox behind this one. `backlog` returns how many
-    seconds of work wait; refusals use it for `retry_after`.
+    seconds of work wait; refusals use it for `retry_after`. `on_started` is called when an engine core has
+    started.
     """
 
     def __init__(
@@ -43,11 +44,13 @@ class Ingress(Actor[Message]):
         open_queue: OpenQueue,
         max_live: int,
         backlog: Callable[[], float] = lambda: 0.0,
+        on_started: Callable[[], None] = lambda: None,
     ) -> None:
         self._streamer = streamer
         self._open_queue = open_queue
         self._max_live = max_live
         self._backlog = backlog
+        self._on_started = on_started
         self._adapter_of: dict[str, str | None] = {}
         self._withdrawn: set[str] = set()  # ids of sequences that have not ended yet
         self._epoch = 0
@@ -81,6 +84,7 @@ class Ingress(Actor[Message]):
                 self._epoch = epoch
                 self._held = {}
                 self._streamer.tell(Replay(epoch, stats))
+                self._on_started()
             case Resubmit(logs=logs, epoch=self._epoch, last=last):
                 self._enqueue([log for log in logs if log.id not in self._withdrawn])
                 if gone := tuple(log.id for log in logs if log.id in self._withdrawn):

@@ -195,7 +195,7 @@ class ReplicaFrontend(Frontend):
         return ReplicaStreamer(self.index, self.ingress, self._dispatcher, self.latest)
 
     def _make_ingress(self) -> Ingress:
-        return ReplicaIngress(self.streamer, self.queue_of, self._max_live)
+        return ReplicaIngress(self.streamer, self.queue_of, self._max_live, on_started=self.engine_started)
 
     def note_engine_death(self, last: LastStep | None, *, outside: bool) -> None:
         """Report every death: its streams move to other replicas."""

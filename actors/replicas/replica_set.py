@@ -16,7 +16,7 @@ from personae.actors.kit import gauges
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.signal import Signal
 from personae.actors.kit.supervisor import Supervisor
-from personae.actors.messages import AdapterStats, KeepSession, Message
+from personae.actors.messages import AdapterStats, KeepLoaded, KeepSession, Message
 from personae.actors.replicas.cold_start import ColdStart
 from personae.actors.replicas.dispatcher import Dispatcher
 from personae.actors.replicas.frontend import ReplicaFrontend
@@ -64,6 +64,7 @@ class ReplicaSet:
         self._removed = EngineStats(ready=False)  # totals of removed replicas
         self.next_index = 0
         self.replicas: dict[int, Replica] = {}
+        self._kept_loaded = KeepLoaded(())
 
     def add(self, ready: Callable[[], bool]) -> Replica:
         """Add a replica; `ready` says whether its engine core serves."""
@@ -78,6 +79,7 @@ class ReplicaSet:
             max_live=self._max_live,
             window=self._window,
         )
+        frontend.keep_loaded(self._kept_loaded)
         replica = self.replicas[index] = Replica(
             index,
             frontend,
@@ -115,6 +117,12 @@ class ReplicaSet:
         """Tell every engine core: the session's requests may have gone to several."""
         for replica in self.replicas.values():
             replica.frontend.keep_session(message)
+
+    def keep_loaded(self, message: KeepLoaded) -> None:
+        """Tell every engine core, and those of later replicas."""
+        self._kept_loaded = message
+        for replica in self.replicas.values():
+            replica.frontend.keep_loaded(message)
 
     def actors(self) -> list[gauges.Gauge]:
         """What every actor is doing. Paths in engine cores begin with their replica's name."""
@@ -164,7 +172,7 @@ class ReplicaSet:
 
 def counted(stats: AdapterStats) -> AdapterStats:
     """Return the counters of an adapter store that has ended, without its current state."""
-    return replace(stats, device=0, host=0, host_bytes=0, line=0)
+    return replace(stats, device=0, kept_loaded=0, host=0, host_bytes=0, line=0)
 
 
 def together(each: Sequence[EngineStats]) -> EngineStats:

@@ -172,6 +172,22 @@ def unpin(name: str, url: UrlOption = URL, key: KeyOption = None, tenant: Tenant
     _pin(name, None, url, key, tenant)
 
 
+@app.command("keep-loaded")
+@reporting
+def keep_loaded(
+    name: str,
+    off: Annotated[bool, typer.Option("--off", help="No longer.")] = False,
+    url: UrlOption = URL,
+    key: KeyOption = None,
+    tenant: TenantOption = None,
+) -> None:
+    """Keep what NAME means on the device, so that no request waits for it. Needs an admin's key."""
+    asked = {} if tenant is None else {"tenant": tenant}
+    with server(url, key) as client:
+        record = checked(client.patch(_path(name), json={"keep_loaded": not off}, params=asked)).json()
+    typer.echo(f"{record['name']}@{record['version']} {'may leave' if off else 'stays on'} the device")
+
+
 @app.command()
 @reporting
 def rollback(name: str, url: UrlOption = URL, key: KeyOption = None, tenant: TenantOption = None) -> None:

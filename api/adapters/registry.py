@@ -5,7 +5,8 @@ another request, tenant or version uses. A folder stays as long as a row names i
 folder that a crash left without either is deleted at the next start.
 
 The table `adapters` has the version of each name that serves it, `adapter_versions` the others that are kept,
-and `adapter_settings` what belongs to the name: the newest number that was given, and whether it is pinned.
+and `adapter_settings` what belongs to the name: the newest number that was given, whether it is pinned,
+and whether what it means stays on the device.
 
 Everything here belongs to the event loop, except what it passes to threads itself.
 """
@@ -15,7 +16,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -39,7 +40,15 @@ from personae.api.database.base import Connection, TableRow
 from personae.api.http.upload import Staging, sync_folder
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
-from personae.errors import Conflict, LoadError, NotFound, QuotaExceeded, RequestError, StorageFailed
+from personae.errors import (
+    AdapterError,
+    Conflict,
+    LoadError,
+    NotFound,
+    QuotaExceeded,
+    RequestError,
+    StorageFailed,
+)
 from personae.kernels.sizes import size_text
 from personae.lora.bounds import AdapterBounds
 from personae.lora.disk import bytes_in
@@ -73,8 +82,9 @@ _NAMED = (
     "select 1 from adapter_versions where digest = ? limit 1"
 )
 _SET = (
-    "insert into adapter_settings (tenant, name, id, newest, pinned) values (?, ?, ?, ?, ?) "
-    "on conflict (tenant, name) do update set newest = excluded.newest, pinned = excluded.pinned"
+    "insert into adapter_settings (tenant, name, id, newest, pinned, keep_loaded) values (?, ?, ?, ?, ?, ?) "
+    "on conflict (tenant, name) do update set newest = excluded.newest, pinned = excluded.pinned, "
+    "keep_loaded = excluded.keep_loaded"
 )
 KEPT_VERSIONS = 5
 """How many versions of a name are kept besides the one that serves it."""
@@ -86,8 +96,9 @@ class AdapterRecord(msgspec.Struct, frozen=True):
     """A registered adapter, as the API shows it. `bytes` are those on the disk. `traits` name what it has in
     addition to low rank on linear modules, `invocation` has its activating tokens (aLoRA). `versions` are all
     that are kept, and `version` is this one; with `pinned`, the name stays with the version that it has.
-    `source` is where it was fetched from. `defaults`, which lists leave out, are for requests that name the
-    version. Admins who list other tenants' adapters see the `tenant`."""
+    With `keep_loaded`, what the name means stays on the device. `source` is where it was fetched from.
+    `defaults`, which lists leave out, are for requests that name the version. Admins who list other tenants'
+    adapters see the `tenant`."""
 
     id: str
     name: str
@@ -103,6 +114,7 @@ class AdapterRecord(msgspec.Struct, frozen=True):
     invocation: tuple[int, ...] = ()
     versions: tuple[int, ...] = ()
     pinned: bool = False
+    keep_loaded: bool = False
     source: str | None = None
     defaults: RequestDefaults | UnsetType = UNSET
     tenant: str | UnsetType = UNSET
@@ -141,6 +153,7 @@ class _Settings(NamedTuple):
     id: str
     newest: int = 0
     pinned: bool = False
+    keep_loaded: bool = False
 
 
 class Registry:
@@ -161,7 +174,7 @@ class Registry:
         kept_versions: int = KEPT_VERSIONS,
     ) -> None:
         self._data = data
-        self._base = base
+        self.base = base
         self._reserved = set(reserved)
         self._bounds: dict[str, AdapterBounds] = {}  # by what a row has as its base
         self._kept_versions = kept_versions
@@ -183,7 +196,7 @@ class Registry:
         """Take adapters for one more base, which has these names. Raises LoadError if the directory's
         adapters of that name are for a base with other shapes."""
         self._reserved.update(reserved)
-        if base != self._base:
+        if base != self.base:
             self._learn(base, bounds)
 
     def reserve(self, names: Iterable[str]) -> None:
@@ -197,7 +210,7 @@ class Registry:
 
     def _key(self, base: str | None) -> str:
         """What a row has as its base: nothing for the first, so that it may be renamed."""
-        return "" if base is None or base == self._base else base
+        return "" if base is None or base == self.base else base
 
     def close(self) -> None:
         """Wait until all deletions are done."""
@@ -411,8 +424,10 @@ class Registry:
                 serves,
                 retired if retired is not None and retired not in dropped else None,
                 dropped,
-                (who.tenant, name, known.id, newest, int(known.pinned)),
+                (who.tenant, name, known.id, newest, int(known.pinned), int(known.keep_loaded)),
             )
+            if serves and known.keep_loaded:
+                self._check_kept_loaded(key, (who.tenant, name), read.ranks)
             with self.hold(digest):
                 await to_thread.run_sync(self._commit, folder, digest, change)
             for each in dropped:
@@ -425,7 +440,7 @@ class Registry:
         """The row, if its next version may be for this base. Raises Conflict."""
         if old is not None and old["base"] != key:
             raise Conflict(
-                f"`{old['name']}` is an adapter of the base `{old['base'] or self._base}`; all versions of a "
+                f"`{old['name']}` is an adapter of the base `{old['base'] or self.base}`; all versions of a "
                 "name are for one base.",
                 param="base_model",
             )
@@ -465,7 +480,7 @@ class Registry:
         if not rows:
             return _Settings(f"settings-{secrets.token_hex(12)}")
         row = rows[0]
-        return _Settings(row["id"], row["newest"], bool(row["pinned"]))
+        return _Settings(row["id"], row["newest"], bool(row["pinned"]), bool(row["keep_loaded"]))
 
     async def pin(self, tenant: str, name: str, version: int | None) -> AdapterRecord:
         """Have the name mean this version from now on, whatever is uploaded later; None: the newest again.
@@ -477,7 +492,9 @@ class Registry:
             if wanted != served["version"] and wanted not in kept:
                 raise _no_such_version(name, wanted, [*kept, served["version"]])
             newest = max(settings.newest, served["version"])
-            row = (tenant, name, settings.id, newest, int(version is not None))
+            row = (tenant, name, settings.id, newest, int(version is not None), int(settings.keep_loaded))
+            if settings.keep_loaded and wanted != served["version"]:
+                self._check_kept_loaded(served["base"], (tenant, name), _ranks(kept[wanted]))
 
             def change() -> None:
                 with self._data.write() as db:
@@ -489,6 +506,46 @@ class Registry:
 
             await to_thread.run_sync(change)
         return self._records([self._own_row(tenant, name)], tenant)[0]
+
+    async def keep_loaded(self, tenant: str, name: str, keep: bool) -> AdapterRecord:
+        """Have what the name means stay on the device from now on, or no longer. Raises NotFound, and
+        Conflict if too little would be left for others."""
+        async with self._lock:
+            served, known = self._own_row(tenant, name), self._settings(tenant, name)
+            if keep:
+                self._check_kept_loaded(served["base"], (tenant, name), _ranks(served))
+            newest = max(known.newest, served["version"])
+            row = (tenant, name, known.id, newest, int(known.pinned), int(keep))
+
+            def change() -> None:
+                with self._data.write() as db:
+                    db.execute(_SET, row)
+
+            await to_thread.run_sync(change)
+        return self._records([self._own_row(tenant, name)], tenant)[0]
+
+    def kept_loaded(self, base: str) -> tuple[str, ...]:
+        """The digests of the adapters that stay on the device, for one base."""
+        return tuple(sorted({row["digest"] for row in self._rows_kept_loaded(self._key(base))}))
+
+    def _rows_kept_loaded(self, key: str) -> Sequence[TableRow]:
+        return self._data.rows(
+            "select a.* from adapters a join adapter_settings s on a.tenant = s.tenant and a.name = s.name "
+            "where s.keep_loaded <> 0 and a.base = ?",
+            (key,),
+        )
+
+    def _check_kept_loaded(self, key: str, of: tuple[str, str], ranks: Mapping[str, int]) -> None:
+        """Raises Conflict if the device could not keep an adapter with these ranks as what a tenant's name
+        means."""
+        bounds = self._bounds.get(key)
+        if bounds is None:
+            return  # a base that has not been started; it checks nothing until then
+        others = [row for row in self._rows_kept_loaded(key) if (row["tenant"], row["name"]) != of]
+        try:
+            bounds.check_kept_loaded([*map(_ranks, others), ranks])
+        except AdapterError as error:
+            raise Conflict(f"`{of[1]}` cannot stay loaded: {error.message}.", param="keep_loaded") from None
 
     async def set_defaults(self, tenant: str, name: str, defaults: RequestDefaults) -> AdapterRecord:
         """Replace the defaults of the version that the tenant's own name, or `name@N`, means. Raises
@@ -645,10 +702,9 @@ class Registry:
         where = ""
         if len(rows) == 1:
             where, values = " where tenant = ? and name = ?", (rows[0]["tenant"], rows[0]["name"])
-        pinned = {
-            (row["tenant"], row["name"])
+        settings = {
+            (row["tenant"], row["name"]): row
             for row in self._data.rows(f"select * from adapter_settings{where}", values)  # noqa: S608  our own words
-            if row["pinned"]
         }
         others: dict[tuple[str, str], builtins.list[int]] = {}
         for table in ("adapters", "adapter_versions"):
@@ -657,12 +713,12 @@ class Registry:
                 if tenant in (None, row["tenant"]) or row["shared"]:
                     others.setdefault((row["tenant"], row["name"]), []).append(row["version"])
         return [
-            self._record(row, sorted(others.get(key, ())), key in pinned)
+            self._record(row, sorted(others.get(key, ())), settings.get(key))
             for row, key in ((row, (row["tenant"], row["name"])) for row in rows)
         ]
 
-    def _record(self, row: TableRow, versions: Sequence[int], pinned: bool) -> AdapterRecord:
-        ranks = msgspec.json.decode(row["ranks"], type=dict[str, int])
+    def _record(self, row: TableRow, versions: Sequence[int], settings: TableRow | None) -> AdapterRecord:
+        ranks = _ranks(row)
         traits = msgspec.json.decode(row["traits"], type=_Traits)
         return AdapterRecord(
             id=row["id"],
@@ -673,12 +729,13 @@ class Registry:
             targets=self._targets(row["base"], ranks),
             bytes=row["bytes"],
             created=row["created"],
-            base_model=row["base"] or self._base,
+            base_model=row["base"] or self.base,
             shared=bool(row["shared"]),
             traits=traits.traits,
             invocation=traits.invocation,
             versions=tuple(versions),
-            pinned=pinned,
+            pinned=settings is not None and bool(settings["pinned"]),
+            keep_loaded=settings is not None and bool(settings["keep_loaded"]),
             source=row["source"] or None,
             defaults=decode_defaults(row["defaults"]),
         )
@@ -718,6 +775,10 @@ class _StorageQuota(NamedTuple):
                 f"This tenant's adapters have {size_text(self.used, needed=True)} of at most "
                 f"{size_text(self.limit)}; {size_text(size, needed=True)} more do not fit. Remove one first."
             )
+
+
+def _ranks(row: TableRow) -> dict[str, int]:
+    return msgspec.json.decode(row["ranks"], type=dict[str, int])
 
 
 def _bytes(rows: Iterable[TableRow]) -> int:

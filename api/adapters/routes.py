@@ -64,12 +64,14 @@ class OfTenant(msgspec.Struct):
 
 class ChangeAdapter(Body, kw_only=True):
     """`PATCH /v1/adapters/{name}`. A field that is absent does not change. `pinned` is the version that the
-    name means from now on; null: the newest. `defaults` changes those of the version that the name means;
+    name means from now on; null: the newest. `keep_loaded`, which takes an admin's key, keeps what the name
+    means on the device. `defaults` changes those of the version that the name means;
     null removes all."""
 
     free_form: ClassVar[tuple[str, ...]] = ("defaults",)
 
     pinned: Annotated[int, Meta(ge=1, le=2**53)] | UnsetType | None = UNSET
+    keep_loaded: bool | UnsetType = UNSET
     defaults: RequestDefaults | UnsetType | None = UNSET
 
 
@@ -186,14 +188,21 @@ async def list_versions(request: Request) -> Response:
     refuses=(404, 409),
 )
 async def change_adapter(request: Request) -> Response:
-    """Pin one of the tenant's own adapters to a version, or let its name mean the newest again; change the
+    """Pin one of the tenant's own adapters to a version, or let its name mean the newest again; keep what it
+    means on the device, so that no request waits until it is loaded; change the
     defaults of the version that it means then, or of `name@N`. Requests that run keep what they began with.
     Admins may name another `tenant`."""
     exchange, name = exchange_of(request), request.path_params["name"]
     registry, tenant = registry_of(exchange), tenant_of(request, exchange)
     body = await read_json(request, ChangeAdapter, exchange)
-    if body.pinned is not UNSET and body.defaults is not UNSET:
-        raise RequestError("Change `pinned` and `defaults` one after the other.", param="defaults")
+    changes = [name for name in ("pinned", "keep_loaded", "defaults") if getattr(body, name) is not UNSET]
+    if len(changes) > 1:
+        words = " and ".join(f"`{name}`" for name in changes)
+        raise RequestError(f"Change {words} one after the other.", param=changes[-1])
+    if body.keep_loaded is not UNSET:
+        if exchange.caller.identity.role != "admin":
+            raise Forbidden("Only an admin's key may keep an adapter loaded.", param="keep_loaded")
+        return json_response(await registry.keep_loaded(tenant, name, body.keep_loaded))
     if body.pinned is not UNSET:
         return json_response(await registry.pin(tenant, name, body.pinned))
     record = registry.own_version(tenant, name)

@@ -15,6 +15,7 @@ from personae.actors.kit.event_loop import loop_options
 from personae.actors.kit.gc_tuning import spare_what_is_here
 from personae.actors.kit.switch_interval import shorten_switch_interval
 from personae.api.adapters.checker import AdapterChecker, ProcessChecker, ThreadChecker
+from personae.api.adapters.keep_loaded import KeptLoaded
 from personae.api.adapters.registry import KEPT_VERSIONS, Registry
 from personae.api.app import create_app
 from personae.api.base_models.names import named_models
@@ -206,6 +207,8 @@ async def _serve(
                 batches.running(app.state.services),
                 background if options.store_responses else nullcontext(),
                 app.state.services.revocations.running(),
+                KeptLoaded(app.state.services).running(),
+                nullcontext() if app.state.services.evals is None else app.state.services.evals.running(),
                 app.state.services.history.running(lambda: history_sample(app.state.services)),
             ):
                 await serve_until_lost(server, listener, opened)

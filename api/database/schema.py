@@ -134,6 +134,7 @@ create table if not exists adapter_settings (
     id text not null unique,
     newest integer not null,
     pinned integer not null,
+    keep_loaded integer not null default 0,
     primary key (tenant, name)
 ) strict;
 create table if not exists adapter_aliases (
@@ -176,6 +177,7 @@ LATER_COLUMNS = (
         for table in ("adapters", "adapter_versions")
         for column, default in (("source", ""), ("defaults", "{}"), ("base", ""))
     ),
+    ("adapter_settings", "keep_loaded", "integer not null default 0"),
     ("keys", "label", "text not null default ''"),
     ("keys", "expires", "integer"),
     ("keys", "used", "integer"),

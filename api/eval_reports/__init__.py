@@ -1,1 +1,1 @@
-"""`/v1/eval_reports`: results of `personae eval` in a folder, for the console to show."""
+"""`/v1/eval_reports`: runs of `personae eval` in a folder, and starting one."""

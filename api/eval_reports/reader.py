@@ -1,34 +1,37 @@
 """Reads what `personae eval` wrote: a folder of runs, each a folder with `results.jsonl`.
 
-The format is that of `evals/harness/records.py`. Whatever else is in the folder is left alone, and nothing
-outside of it is opened. What is read is bounded, and texts that are shown are cut.
+The format is that of `evals/harness/records.py`. What a run printed that this server started is in its
+folder, too. Whatever else is in the folder is left alone, and nothing outside of it is opened. What is read
+is bounded, and texts that are shown are cut.
 """
 
 import os
-import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from math import sqrt
 from pathlib import Path
+from statistics import fmean, median
 from typing import BinaryIO
 
 import msgspec
 
+from personae.api.eval_reports.statistics import paired, wilson
 from personae.errors import NotFound, RequestError
 from personae.kernels.sizes import size_text
 
-RESULTS, PAGE = "results.jsonl", "report.html"
+RESULTS, PAGE, OUTPUT = "results.jsonl", "report.html", "output.log"
 MOST_RUNS = 200
 MOST_BYTES = 64 * 2**20
 """Of the results of one run."""
 MOST_LINE = 2**20
 MOST_FAILURES = 100
 MOST_TEXT = 2000
-Z = 1.959964  # of a 95 % interval
+TAIL_BYTES = 4096  # of what a run printed
 
 RowKey = tuple[str, str, str, str]
 """Suite, task, model, mode."""
+Case = tuple[str, str, str, str, int]
+"""Suite, case, model, mode, seed."""
 
 
 class Head(msgspec.Struct, tag_field="type", tag="run", kw_only=True):
@@ -40,6 +43,7 @@ class Head(msgspec.Struct, tag_field="type", tag="run", kw_only=True):
     models: list[str] = []
     version: str = ""
     started: str = ""
+    plays: int = 0
 
 
 class Outcome(msgspec.Struct, tag_field="type", tag="case", kw_only=True):
@@ -71,7 +75,8 @@ class Session(msgspec.Struct, tag_field="type", tag="session", kw_only=True):
 
 
 class ReportInfo(msgspec.Struct, kw_only=True):
-    """A run. `modified` is Unix time; `page` says whether there is a report to download."""
+    """A run. `modified` is Unix time; `page` says whether there is a report to download, `running` whether
+    this server plays it now."""
 
     id: str
     name: str
@@ -82,6 +87,7 @@ class ReportInfo(msgspec.Struct, kw_only=True):
     modified: int
     bytes: int
     page: bool
+    running: bool = False
     object: str = "eval_report"
 
 
@@ -118,13 +124,79 @@ class FailedCase(msgspec.Struct, kw_only=True):
 
 
 class Report(ReportInfo, kw_only=True):
-    """A run with its tables. The first `failures` are listed. `complete`: everything was played."""
+    """A run with its tables. The first `failures` are listed. `complete`: everything was played; `played`
+    cases of `plays` are there, null if the run does not say how many there will be. `output` is the last line
+    that an incomplete run printed, if this server started it."""
 
     seconds: float
     complete: bool
+    played: int
+    plays: int | None
+    output: str | None
     rows: list[ReportRow]
     failures: list[FailedCase]
     failed: int
+
+
+class ChangedRow(msgspec.Struct, kw_only=True):
+    """One task, model and mode in two runs, over the `of` cases that both have judged: `gained` pass in the
+    first and not in the other, `lost` the reverse. `change` is the difference of the two shares with its 95 %
+    interval, `p` that of McNemar's exact test."""
+
+    suite: str
+    task: str
+    model: str
+    mode: str
+    of: int
+    before: float
+    after: float
+    gained: int
+    lost: int
+    change: float
+    interval: tuple[float, float]
+    p: float
+
+
+class Comparison(msgspec.Struct, kw_only=True):
+    """A run compared with another, `against`, on the cases that both have."""
+
+    id: str
+    against: str
+    rows: list[ChangedRow]
+    object: str = "eval_comparison"
+
+
+@dataclass
+class _Run:
+    """A run that was read: its outcomes by case, and the ends of its sessions."""
+
+    info: ReportInfo
+    planned: int = 0
+    plays: dict[Case, list[Outcome]] = field(default_factory=dict)
+    sessions: list[Session] = field(default_factory=list)
+
+    def add(self, line: Head | Outcome | Session) -> None:
+        """Take one line."""
+        match line:
+            case Head(plays=planned):
+                self.planned = planned
+            case Session():
+                self.sessions.append(line)
+            case Outcome():
+                played = (line.suite, line.case, line.model, line.mode, line.seed)
+                if line.part == 0:
+                    self.plays[played] = []
+                self.plays.setdefault(played, []).append(_cut(line))
+
+    @property
+    def outcomes(self) -> Iterator[Outcome]:
+        """Of all cases, in their order."""
+        return (outcome for parts in self.plays.values() for outcome in parts)
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything was played."""
+        return bool(self.sessions) and self.sessions[-1].complete
 
 
 @dataclass
@@ -161,6 +233,21 @@ class EvalReports:
 
     def get(self, id: str) -> Report:
         """One run with its tables. Raises NotFound, and RequestError if it is too large or no run."""
+        return _report(self._read(id), last_line(self._path(id) / OUTPUT))
+
+    def compare(self, id: str, against: str) -> Comparison:
+        """A run beside another. Raises as `get` does, and RequestError if they have no case in common."""
+        after, before = (_verdicts(self._read(each)) for each in (id, against))
+        cases: dict[RowKey, list[tuple[bool, bool]]] = {}
+        for (row, case), passed in after.items():
+            if (row, case) in before:
+                cases.setdefault(row, []).append((before[row, case], passed))
+        if not cases:
+            raise RequestError(f"`{id[:80]}` and `{against[:80]}` have no case in common.", param="against")
+        return Comparison(id=id, against=against, rows=[_changed(row, cases[row]) for row in _ordered(cases)])
+
+    def _read(self, id: str) -> "_Run":
+        """Of a case that was played again the later outcomes count, as in `personae eval report`."""
         path = self._path(id)
         info = _info(path)
         if info is None:
@@ -169,8 +256,11 @@ class EvalReports:
             size, most = size_text(info.bytes, needed=True), size_text(MOST_BYTES)
             why = f"{RESULTS} of `{id[:80]}` has {size}; at most {most} are shown."
             raise RequestError(why, param="id")
+        run = _Run(info)
         with (path / RESULTS).open("rb") as file:
-            return _report(info, _lines(file))
+            for line in _lines(file):
+                run.add(line)
+        return run
 
     def page(self, id: str) -> Path:
         """The file of its report. Raises NotFound."""
@@ -240,29 +330,66 @@ def _lines(file: BinaryIO) -> Iterator[Head | Outcome | Session]:
                 continue
 
 
-def _report(info: ReportInfo, lines: Iterator[Head | Outcome | Session]) -> Report:
-    """The tables. Of a case that was played again the later outcomes count, as in `personae eval report`."""
-    plays: dict[tuple[str, str, str, str, int], list[Outcome]] = {}
-    sessions: list[Session] = []
-    for line in lines:
-        if isinstance(line, Session):
-            sessions.append(line)
-        elif isinstance(line, Outcome):
-            key = (line.suite, line.case, line.model, line.mode, line.seed)
-            if line.part == 0:
-                plays[key] = []
-            plays.setdefault(key, []).append(_cut(line))
+def last_line(path: Path) -> str | None:
+    """The last line of a text file that says something; None if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(path.stat().st_size - TAIL_BYTES, 0))
+            lines = file.read(TAIL_BYTES).decode(errors="replace").split("\n")
+    except OSError:
+        return None
+    return next((line.strip() for line in reversed(lines) if line.strip()), None)
+
+
+def _verdicts(run: _Run) -> dict[tuple[RowKey, Case], bool]:
+    """Whether each judged case passed, with all of its parts."""
+    found: dict[tuple[RowKey, Case], bool] = {}
+    for case, parts in run.plays.items():
+        for part in parts:
+            if not part.error and not part.skipped:
+                key = (part.suite, part.task, part.model, part.mode), case
+                found[key] = found.get(key, True) and part.passed
+    return found
+
+
+def _changed(row: RowKey, cases: list[tuple[bool, bool]]) -> ChangedRow:
+    """How a row changed, from each case's verdict before and after."""
+    suite, task, model, mode = row
+    gained = sum(after and not before for before, after in cases)
+    lost = sum(before and not after for before, after in cases)
+    difference = paired(gained, lost, len(cases))
+    return ChangedRow(
+        suite=suite,
+        task=task,
+        model=model,
+        mode=mode,
+        of=len(cases),
+        before=sum(before for before, _ in cases) / len(cases),
+        after=sum(after for _, after in cases) / len(cases),
+        gained=gained,
+        lost=lost,
+        change=difference.change,
+        interval=(difference.low, difference.high),
+        p=difference.p,
+    )
+
+
+def _report(run: _Run, output: str | None) -> Report:
+    """The tables of a run, which printed `output` last."""
     cells: dict[RowKey, _Cell] = {}
     failed: list[Outcome] = []
-    for outcome in (one for parts in plays.values() for one in parts):
+    for outcome in run.outcomes:
         row = outcome.suite, outcome.task, outcome.model, outcome.mode
         cells.setdefault(row, _Cell()).add(outcome)
         if not outcome.passed and not outcome.skipped:
             failed.append(outcome)
     return Report(
-        **msgspec.structs.asdict(info),
-        seconds=sum(session.seconds for session in sessions),
-        complete=bool(sessions) and sessions[-1].complete,
+        **msgspec.structs.asdict(run.info),
+        seconds=sum(session.seconds for session in run.sessions),
+        complete=run.complete,
+        played=len(run.plays),
+        plays=run.planned or None,
+        output=None if run.complete else output,
         rows=[_row(*key, cells[key]) for key in _ordered(cells)],
         failures=[_failure(outcome) for outcome in failed[:MOST_FAILURES]],
         failed=len(failed),
@@ -287,6 +414,7 @@ def _cut(outcome: Outcome) -> Outcome:
 
 def _row(suite: str, task: str, model: str, mode: str, cell: _Cell) -> ReportRow:
     judged = len(cell.seconds)
+    passed = wilson(cell.passed, judged)
     return ReportRow(
         suite=suite,
         task=task,
@@ -294,20 +422,12 @@ def _row(suite: str, task: str, model: str, mode: str, cell: _Cell) -> ReportRow
         mode=mode,
         judged=judged,
         passed=cell.passed,
-        interval=_wilson(cell.passed, judged) if judged else None,
+        interval=(passed.low, passed.high) if judged else None,
         errors=cell.errors,
         skipped=cell.skipped,
-        scores={name: statistics.fmean(values) for name, values in cell.scores.items()},
-        seconds=statistics.median(cell.seconds) if judged else None,
+        scores={name: fmean(values) for name, values in cell.scores.items()},
+        seconds=median(cell.seconds) if judged else None,
     )
-
-
-def _wilson(passed: int, judged: int) -> tuple[float, float]:
-    """Where a share lies with 95 % confidence."""
-    share, weight = passed / judged, Z * Z / judged
-    middle = share + weight / 2
-    spread = Z * sqrt(share * (1 - share) / judged + weight / (4 * judged))
-    return max((middle - spread) / (1 + weight), 0.0), min((middle + spread) / (1 + weight), 1.0)
 
 
 def _failure(outcome: Outcome) -> FailedCase:

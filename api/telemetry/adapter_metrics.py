@@ -103,6 +103,7 @@ def _residency(stats: AdapterStats, registered: int | None) -> Iterator[Metric]:
     yield held
     for name, text, value in (
         ("personae:adapter_host_bytes", "Bytes of the adapters that are kept on the host.", stats.host_bytes),
+        ("personae:adapters_kept_loaded", "Adapters on the device that stay there.", stats.kept_loaded),
         ("personae:adapters_in_line", "Adapters that wait for their place on the device.", stats.line),
     ):
         yield GaugeMetricFamily(name, text, value=value)

@@ -120,7 +120,7 @@ class Access:
                     "these in the URL, or make keys, or start it with --insecure-no-auth."
                 )
             return LOCAL_ADMIN
-        key = _key(headers)
+        key = key_of(headers)
         identity = None if key is None else self._store.identify(key)
         if identity is None:
             raise Unauthorized(
@@ -134,7 +134,7 @@ class Access:
         return "*" in self._origins or headers.get("origin") in self._origins
 
 
-def _key(headers: Headers) -> str | None:
+def key_of(headers: Headers) -> str | None:
     """The key of a request: in OpenAI's header, or in Anthropic's."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key")

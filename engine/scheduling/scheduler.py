@@ -47,7 +47,7 @@ OVER_QUOTA_FACTORS = (1.5, LONGEST_FACTOR)
 STORED_A_STEP = 2  # pages that a step with rows gives to the tier, besides those it evicts
 STORED_IDLE = 16
 
-MICRO_BATCH = 2  # rows: with fewer in each, steps take no less time
+MICRO_BATCH = 16  # rows: steps with fewer take hardly less time
 
 
 class _InFlightBatch(NamedTuple):

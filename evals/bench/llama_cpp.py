@@ -4,7 +4,8 @@
 
 PYTHON is an interpreter with the package `xllamacpp`: llama.cpp's own server, which its makers compile for
 AVX2. Both servers stream over HTTP, with the threads that the machine has processors. Prompts are random
-token ids and all differ, so no prefix is cached. Prints medians of tokens/s with 1 and 8 clients, and of the
+token ids and all differ, so no prefix is cached; but they favour guesses from the prompt, which
+`--speculate off` leaves out. Prints medians of tokens/s with 1 and 8 clients, and of the
 seconds until the first token after a prompt of 512 tokens. On a busy machine only the ratios mean something.
 """
 
@@ -109,6 +110,7 @@ def main() -> None:
     parser.add_argument("--peer", required=True, help="a Python that has xllamacpp")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
+    parser.add_argument("--speculate", default="auto", help="as `personae serve` takes it")
     asked = parser.parse_args()
     for file in asked.files:
         found: dict[str, list[list[float]]] = {"Personae": [], "llama.cpp": []}
@@ -117,6 +119,7 @@ def main() -> None:
                 port = free_port()
                 peer = [asked.peer, "-c", PEER, str(file), str(port), str(os.cpu_count())]
                 own = [sys.executable, "-m", "personae", "serve", str(file), "--port", str(port)]
+                own += ["--speculate", asked.speculate]
                 command, environment = (own, AVX2) if name == "Personae" else (peer, {})
                 with serving(command, port, environment) as address:
                     found[name].append(anyio.run(measure, address, asked.tokens, number))

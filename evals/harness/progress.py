@@ -8,8 +8,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import TimeElapsedColumn as Elapsed
 
+from personae.api.eval_reports.statistics import wilson
 from personae.evals.harness.records import OutcomeRecord
-from personae.evals.harness.statistics import wilson
 
 
 class Board:

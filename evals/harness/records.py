@@ -19,7 +19,8 @@ RESULTS = "results.jsonl"
 
 class Head(msgspec.Struct, tag_field="type", tag="run", kw_only=True):
     """What was requested. `suites` maps each suite to its settings, `tasks` to its rows in order. Adapters
-    are compared with `base`, if it is part of the run."""
+    are compared with `base`, if it is part of the run. `plays`: how many cases were to be played; 0 if
+    that is not known."""
 
     name: str
     target: str
@@ -30,6 +31,7 @@ class Head(msgspec.Struct, tag_field="type", tag="run", kw_only=True):
     version: str
     started: str
     base: str = ""
+    plays: int = 0
 
 
 class OutcomeRecord(msgspec.Struct, tag_field="type", tag="case", omit_defaults=True, kw_only=True):

@@ -93,6 +93,7 @@ async def run_session(options: EvalOptions, console: Console) -> Path:
             version=__version__,
             started=now(),
             base=next((model.name for model in models if model.base), ""),
+            plays=sum(len(one.plays) for one in plans),
         )
         begun = time.monotonic()
         complete = False

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from personae.evals.harness.statistics import Difference, Interval
+from personae.api.eval_reports.statistics import Difference, Interval
 
 WIDTH, ROW, PAD = 180, 16, 6
 SERIES = 4  # the number of colours in the style sheet

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from personae.api.eval_reports.statistics import Difference, Interval, paired, wilson
 from personae.evals.harness.records import OutcomeRecord, Run
-from personae.evals.harness.statistics import Difference, Interval, paired, wilson
 from personae.evals.suites.suite import CONSTRAINED, FREE
 
 RowKey = tuple[str, str, str]

@@ -6,7 +6,7 @@ import re
 
 from markupsafe import Markup, escape
 
-from personae.evals.harness.statistics import Interval
+from personae.api.eval_reports.statistics import Interval
 
 _WORDS = re.compile(r"\w+|\s+|[^\w\s]")
 LONGEST_DIFF = 3000  # characters; a comparison of longer texts takes too long and does not help

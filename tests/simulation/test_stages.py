@@ -11,11 +11,17 @@ from personae.actors.simulation.swarm import draw
 from personae.actors.simulation.trouble import Costs
 from personae.actors.simulation.workload import SimulatedWorkload
 from personae.actors.simulation.world import InvariantViolated, simulate
+from personae.engine.scheduling import scheduler
 from personae.engine.scheduling.scheduler import Scheduler
 
 LOAD = SimulatedWorkload(requests=60, rate=500.0, adapters=4, prompt=(8, 40), leaves=0.0, slow=0.0)
 COSTLY_ROWS = Costs(step=0.001, row=0.001, token=0.0002, runs_ahead=False, rests=False)
 CALM = Scenario(1, LOAD, COSTLY_ROWS, every=1)
+
+
+@pytest.fixture(autouse=True)
+def _several_steps_in_the_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "MICRO_BATCH", 2)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -95,6 +95,9 @@ class FakeEngine:
         """The tenant's salt."""
         return tenant.encode()
 
+    def keep_loaded(self, adapters: Sequence[str]) -> None:
+        """Keep nothing."""
+
     def keep_session(self, tenant: str, session: str, seconds: float) -> None:
         """Note it."""
         self.kept_sessions.append((tenant, session, seconds))

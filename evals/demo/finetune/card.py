@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from personae.api.eval_reports.statistics import wilson
 from personae.evals.demo.finetune.tasks import GENERATORS
 from personae.evals.harness.records import Key, OutcomeRecord, key_of, read_run
-from personae.evals.harness.statistics import wilson
 from personae.evals.suites.bfcl.suite import CATEGORIES
 from personae.evals.suites.finetuned import TRANSFORMERS
 from personae.evals.suites.suite import CONSTRAINED, FREE

@@ -6,7 +6,17 @@ from patience import soon
 from store_bench import DIGESTS, EPOCH, StubTarget, bench, settled
 from virtual_clock import virtual_clock
 
-from personae.actors.messages import AdapterLoaded, AdapterStats, Pin, Pinned, Unpin
+from personae.actors.messages import (
+    AdapterLoaded,
+    AdapterStats,
+    KeepLoaded,
+    MemoryWanted,
+    Pin,
+    Pinned,
+    Release,
+    ReleaseRequest,
+    Unpin,
+)
 from personae.lora.source import AdapterSource
 
 pytestmark = virtual_clock
@@ -157,3 +167,55 @@ async def test_a_placed_adapter_leaves_the_host_as_long_as_all_have_room_on_the_
         await b.tell(Pin(two, EPOCH), AdapterLoaded(two, True, None, 1, 2, evictions=1))
         await anyio.sleep(5)
         assert left == [one], "others may soon need its place, and it would be read again and again"
+
+
+async def test_an_adapter_that_is_kept_loaded_is_loaded_before_a_request_and_released_for_nobody() -> None:
+    async with bench() as b:
+        kept, other = DIGESTS[:2]
+        assert await b.tell(KeepLoaded((kept,))) == [kept]
+        assert await b.tell(AdapterLoaded(kept, True), Pin(other, EPOCH), AdapterLoaded(other, True)) == [
+            other
+        ]
+        assert not b.queue_of(kept)
+        assert [each.kept_loaded for each in b.streamer.take() if isinstance(each, AdapterStats)][-1] == 1
+        b.store.tell(Unpin(other, EPOCH))
+        b.store.tell(MemoryWanted())
+        b.store.tell(MemoryWanted())
+        await settled()
+        assert b.executor.take() == [Release((other,))]
+        await b.tell(Pin(kept, EPOCH), Pin(other, EPOCH), AdapterLoaded(other, False))
+        assert b.queue_of(kept).take() == [Pinned(kept, EPOCH)]
+        await anyio.sleep(5)
+        assert b.queue_of(kept).take() == []  # it is not asked to make room
+
+
+async def test_an_adapter_that_is_no_longer_kept_loaded_makes_room_like_others() -> None:
+    async with bench() as b:
+        kept, other = DIGESTS[:2]
+        await b.tell(KeepLoaded((kept,)), AdapterLoaded(kept, True), Pin(other, EPOCH))
+        await b.tell(AdapterLoaded(other, False))
+        b.store.tell(KeepLoaded(()))
+        await settled()
+        assert Release((kept,)) in b.executor.take()
+        await b.tell(AdapterLoaded(other, True), Pin(kept, EPOCH), AdapterLoaded(kept, False))
+        b.queue_of(other).clear()
+        await anyio.sleep(1)
+        assert b.queue_of(other).take() == [ReleaseRequest(other, EPOCH)]
+
+
+async def test_a_request_waits_for_an_adapter_that_is_being_loaded_to_be_kept() -> None:
+    async with bench() as b:
+        kept = DIGESTS[0]
+        assert await b.tell(KeepLoaded((kept,))) == [kept]
+        assert await b.tell(Pin(kept, EPOCH)) == []
+        await b.tell(AdapterLoaded(kept, True))
+        assert b.queue_of(kept).take() == [Pinned(kept, EPOCH)]
+
+
+async def test_an_adapter_that_cannot_be_kept_loaded_is_named_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with bench() as b:
+        await b.tell(KeepLoaded((DIGESTS[0],)), AdapterLoaded(DIGESTS[0], False, "too large"))
+        assert f"{DIGESTS[0][:12]} cannot be kept loaded: too large" in caplog.text
+        assert await b.tell(Pin(DIGESTS[0], EPOCH)) == [DIGESTS[0]]

@@ -82,6 +82,7 @@ async def test_an_upload_is_described_listed_and_a_model(fixture: UploadFixture,
         "invocation": [],
         "versions": [1],
         "pinned": False,
+        "keep_loaded": False,
         "source": None,
         "defaults": {},
     }

@@ -14,6 +14,7 @@ from tiny_models import model_folder
 
 from personae.engine.loader import load_model
 from personae.engine.parallel.pipeline import Pipeline
+from personae.engine.scheduling import scheduler
 from personae.errors import LoadError
 
 CPU = torch.device("cpu")
@@ -24,6 +25,11 @@ FOUR: dict[str, dict[str, Any]] = {
     "one-layer": {"rank": 4, "targets": ("q_proj", "o_proj"), "layers": [1], "seed": 33, "scale": 0.5},
     "last-layer": {"rank": 3, "targets": ("q_proj",), "layers": [2], "seed": 34, "scale": 0.5},
 }
+
+
+@pytest.fixture(autouse=True)
+def _several_steps_in_the_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "MICRO_BATCH", 2)
 
 
 @pytest.mark.parametrize(
@@ -145,21 +151,21 @@ def test_a_slot_that_changes_hands_while_its_row_is_in_the_stages_gives_nobody_o
         return [made.log(name, [20 + 3 * ord(name) % 400, 7, 9], max_tokens=24) for name in names]
 
     alone = EngineHarness(base).play(logs("bcdef"))
-    engine, scheduler = made.engine, made.scheduler
+    engine, plans = made.engine, made.scheduler
     for log in logs("abcdef"):
-        scheduler.add(log)
+        plans.add(log)
     found: dict[str, list[int]] = {name: [] for name in "abcdef"}
     in_stages: deque[Any] = deque()
     cancelled = False
 
     def read() -> None:
-        for delta in scheduler.commit(engine.finish(in_stages.popleft())):
+        for delta in plans.commit(engine.finish(in_stages.popleft())):
             found[delta.id] += delta.tokens
 
     while True:
         if not cancelled and len(in_stages) == 1 and len(found["a"]) == 6:
-            cancelled = scheduler.cancel("a")  # its next token is in the stages
-        if (plan := scheduler.plan()) is not None:
+            cancelled = plans.cancel("a")  # its next token is in the stages
+        if (plan := plans.plan()) is not None:
             hidden = engine.forward(engine.prepare(plan, {}), lambda: None)
             in_stages.append(engine.sample(plan, hidden))
         elif not in_stages:

@@ -4,8 +4,14 @@ import pytest
 from fake_executor import Bench, FakeExecutor, make_log, solo
 
 from personae.engine.plan import MemoryLayout, StepPlan
+from personae.engine.scheduling import scheduler as scheduler_module
 from personae.engine.scheduling.fairness import VirtualTokenCounters
-from personae.engine.scheduling.scheduler import MICRO_BATCH, Scheduler
+from personae.engine.scheduling.scheduler import Scheduler
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "MICRO_BATCH", 2)
 
 
 def bench(stages: int, num_pages: int = 200, **sizes: int) -> Bench:
@@ -42,7 +48,12 @@ def test_the_stages_have_equally_many_rows_of_different_sequences(
     _, plans = begun(stages, count)
     assert [len(plan.rows) for plan in plans] == rows
     assert len({row.slot for plan in plans for row in plan.rows}) == count
-    assert all(size >= MICRO_BATCH for size in rows[:-1])
+
+
+def test_few_rows_are_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "MICRO_BATCH", 8)
+    _, plans = begun(2, 8)
+    assert [len(plan.rows) for plan in plans] == [8]
 
 
 @pytest.mark.parametrize("stages", [2, 3])

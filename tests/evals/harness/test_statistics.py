@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personae.evals.harness.statistics import Z95, paired, wilson
+from personae.api.eval_reports.statistics import Z95, paired, wilson
 
 
 @given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))

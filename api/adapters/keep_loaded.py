@@ -1,0 +1,55 @@
+"""Tells the engines which adapters stay on the device."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+
+from personae.actors.client import EngineClient
+from personae.actors.kit.background import background_tasks
+from personae.api.adapters.registry import Registry
+from personae.api.services import Services
+
+CHECK_SECONDS = 1.0  # another server with the same database may change them, too
+
+logger = logging.getLogger(__name__)
+
+
+class KeptLoaded:
+    """Compares what the registry says with what the engines were told, once a second."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._told: dict[str, tuple[str, ...]] = {}  # by base
+
+    def check(self) -> None:
+        """Tell each engine, if something has changed for it."""
+        registry = self._services.registry
+        if registry is None:
+            return
+        for base, client in self._engines(registry):
+            digests = registry.kept_loaded(base)
+            if digests != self._told.get(base, ()):
+                self._told[base] = digests
+                client.keep_loaded(digests)
+
+    def _engines(self, registry: Registry) -> list[tuple[str, EngineClient]]:
+        if self._services.base_models is None:
+            return [(registry.base, self._services.client)]
+        return [(base.name, base.engine) for base in self._services.base_models]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Check regularly while the block runs."""
+        async with background_tasks() as tasks:
+            tasks.start_soon(self._check_regularly)
+            yield
+
+    async def _check_regularly(self) -> None:
+        while True:
+            try:
+                self.check()
+            except Exception as error:  # a task that ends would take the server with it
+                logger.error("it is not known which adapters stay loaded", exc_info=error)
+            await anyio.sleep(CHECK_SECONDS)
