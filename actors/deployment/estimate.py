@@ -22,6 +22,7 @@ from personae.engine.loader import Described
 from personae.engine.models.decoder import Decoder
 from personae.engine.parallel.comm import Unconnected
 from personae.engine.parallel.expert_placement import NO_GROUPS
+from personae.engine.scheduling.scheduler import MICRO_BATCH
 from personae.errors import LoadError
 
 BANDWIDTH_SHARE, FLOPS_SHARE = 0.7, 0.5  # of the makers' figures that kernels reach
@@ -240,17 +241,25 @@ def _row_seconds(costs: Costs, load: Load) -> float:
 
 def expected(costs: Costs, load: Load, rows: float, stages: int = 1) -> Expected:
     """What one replica does with a load. `rows`: the most sequences that it answers at a time. `stages`
-    compute as many steps at the same time, with equal parts of the sequences."""
+    compute as many steps at the same time, with equal parts of the sequences if these are many."""
+    divided = _expected(costs, load, rows, stages, stages)
+    if stages == 1 or divided.rows > MICRO_BATCH:
+        return divided
+    return replace(_expected(costs, load, rows, stages, 1), most=divided.most)
+
+
+def _expected(costs: Costs, load: Load, rows: float, stages: int, parts: int) -> Expected:
+    """`parts`: of the sequences, in as many steps."""
     each, prompt = _row_seconds(costs, load), load.prompt * costs.token
-    most = rows / (load.answer * (costs.step + rows / stages * each) + rows * prompt / stages)
+    most = rows / (load.answer * (costs.step + rows / parts * each) + rows * prompt / stages)
     busy = load.rate * prompt / stages  # the share of the time that prompts take
-    left = 1 - busy - load.rate * load.answer * each / stages
+    left = 1 - busy - load.rate * load.answer * each / parts
     if load.rate >= most or left <= 0:
         return Expected(rows, inf, inf, most)
     mean = load.rate * load.answer * (costs.step + each) / left  # Little's law; a request sees so many others
-    step = costs.step + (1 + mean / stages) * each
+    step = costs.step + (1 + mean / parts) * each
     gap = step / (1 - busy)  # steps also have the tokens of prompts
     # half of a stage's step, and the one behind it, which a GPU has launched or another stage computes
-    waiting = min(mean / stages, 1) * gap / stages * (1.5 if costs.runs_ahead or stages > 1 else 0.5)
+    waiting = min(mean / parts, 1) * gap / stages * (1.5 if costs.runs_ahead or stages > 1 else 0.5)
     queue = busy / (2 * (1 - busy)) * prompt / stages  # for other prompts (M/D/1)
     return Expected(mean, waiting + queue + step + prompt, gap, most)
