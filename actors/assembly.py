@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -23,7 +23,7 @@ from personae.actors.draft_model import chosen_speculation, load_draft_model
 from personae.actors.expert_groups import expert_groups
 from personae.actors.options import EngineOptions
 from personae.actors.sizing import Sizes, choose_sizes
-from personae.actors.spec import EngineSpec, GrammarService
+from personae.actors.spec import EngineSpec, GrammarService, StepRunner
 from personae.actors.start_adapters import read_start_adapters
 from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.checkpoints import open_checkpoint
@@ -42,6 +42,7 @@ from personae.engine.parallel.comm import ONE_RANK, Comm
 from personae.engine.parallel.messages import PoolSizes
 from personae.engine.parallel.process import preparation
 from personae.engine.parallel.ranks import Ranks
+from personae.engine.pipelined import PipelinedEngine
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.kv_events import KVEventRecorder
 from personae.engine.scheduling.scheduler import Scheduler
@@ -198,6 +199,7 @@ def assemble(
         bound = KV_TIER_BYTES if options.kv_remote_bytes is None else options.kv_remote_bytes
         tiers.append(RemoteTier(objects, bound, page_bytes, identity))
     tier = stacked(tiers, page_bytes)
+    stages = options.pipeline_parallel_size
 
     def build_scheduler() -> Scheduler:
         if tier is not None:
@@ -210,6 +212,7 @@ def assemble(
             sharing=True,
             drafts=0 if speculate == "off" else MAX_DRAFTS,
             tier=tier,
+            micro_batches=stages,
         )
 
     engine_spec = EngineSpec(
@@ -235,7 +238,8 @@ def assemble(
         models=cards,
         library=library,
         salt=options.salts(),
-        late=device.type == "cpu",
+        late=device.type == "cpu" and stages == 1,
+        steps_at_once=stages,
         build_kv_events=KVEventRecorder if options.record_kv_events else None,
         tier=tier,
         page_source=source,
@@ -373,7 +377,7 @@ class EngineBuilder:
     ranks: Ranks | None = None
     source: PageSource | None = None
 
-    def build(self) -> StepEngine:
+    def build(self) -> StepRunner[Any, Any, Any]:
         """Build a step engine. Call it on the thread that will run it."""
         device, sizes = self.model.device, self.sizes
         if device.type == "cpu":
@@ -386,7 +390,7 @@ class EngineBuilder:
                 warn_of_fixed_shares(error)
         return self._within(memory_of(device, 0), 0)
 
-    def _within(self, memory: Memory, spare_ranks: int) -> StepEngine:
+    def _within(self, memory: Memory, spare_ranks: int) -> StepRunner[Any, Any, Any]:
         model, sizes, device = self.model, self.sizes, self.model.device
         layout, on_gpu = sizes.layout, device.type == "cuda"
         pool = LoraPool(
@@ -415,9 +419,12 @@ class EngineBuilder:
             warm_up(runner)
         others = [] if self.ranks is None else self.ranks.build(_pool_sizes(sizes))
         worker = as_one([runner, *others])
-        if self.speculate == "off":
-            return StepEngine(worker, self.retokenizer)
-        return SpeculativeStepEngine(worker, self.retokenizer, self._speculator(proposer))
+        engine = (
+            StepEngine(worker, self.retokenizer)
+            if self.speculate == "off"
+            else SpeculativeStepEngine(worker, self.retokenizer, self._speculator(proposer))
+        )
+        return engine if model.comm.stages == 1 else PipelinedEngine(engine)
 
     def _speculator(self, proposer: BatchProposer | None) -> Speculator:
         propose: Propose = expected_text
@@ -564,7 +571,7 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
     shared = checkpoint.config().of_rank(0, size, groups)
     shared.of_stage(0, stages)  # says so before anything is loaded
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(torch.get_num_threads() // size, 1))
+        torch.set_num_threads(max(torch.get_num_threads() // (size * stages), 1))
     return Ranks(
         options.model,
         size,

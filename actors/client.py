@@ -75,6 +75,10 @@ class EngineStats(SchedulerStats, frozen=True):
     backlog_seconds: Annotated[
         float, GaugeMetric("personae:backlog_seconds", "Seconds that it takes to compute the waiting work.")
     ] = 0.0
+    cold_start_seconds: Annotated[
+        float,
+        GaugeMetric("personae:cold_start_seconds", "Seconds that the last start of an added engine took."),
+    ] = 0.0
     adapters: AdapterStats = AdapterStats()
     adapter_running: dict[str, int] = msgspec.field(default_factory=dict)
     adapter_waiting: dict[str, int] = msgspec.field(default_factory=dict)

@@ -22,7 +22,7 @@ from personae.engine.scheduling.kv_events import KVEvent
 from personae.engine.scheduling.running import HeldPages
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.stats import SchedulerStats, StepSample, StepTimings
-from personae.errors import PersonaeError
+from personae.errors import Overloaded, PersonaeError
 from personae.grammar.matcher import Grammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.source import AdapterSource
@@ -152,6 +152,13 @@ class ReplicaLost(Message, frozen=True):
     """To the dispatcher: this replica's engine core will not be started again."""
 
     replica: int
+
+
+class NoEngine(Message, frozen=True):
+    """To the dispatcher: no engine serves, and none could be started. What waits gets this error, and so does
+    what comes within its `retry_after`."""
+
+    error: Overloaded
 
 
 class Drain(Message, frozen=True):

@@ -22,7 +22,7 @@ Launched = TypeVar("Launched")
 
 
 class StepRunner(Protocol[Prepared, Computed, Launched]):
-    """Runs steps: `engine.step.StepEngine`, or a simulation of it.
+    """Runs steps: `engine.step.StepEngine`, `engine.pipelined.PipelinedEngine`, or a simulation of them.
 
     A step is `prepare`, `forward`, `fill`, `sample`, `finish`. What a call hands to the next one is the
     implementation's: `Prepared` on the host, `Computed` by the device, and `Launched` until it is read.
@@ -103,8 +103,9 @@ class EngineSpec:
     `models` maps the names of the base and of the adapters known from the start to their cards. `library` has
     every adapter by its digest. `salt` returns a tenant's prefix-cache salt. `max_live` bounds the sequences
     that are served at once. `late`: plan the next step when the running one is about to end, not as soon as
-    it has begun. `build_kv_events` makes the recorder of the prefix cache's events; None: they are not
-    recorded. `tier` keeps KV pages for which the device has no room; it outlives an epoch.
+    it has begun. `steps_at_once`: the device works on so many steps at the same time, as stages do, and their
+    rows are those of different sequences. `build_kv_events` makes the recorder of the prefix cache's events;
+    None: they are not recorded. `tier` keeps KV pages for which the device has no room; it outlives an epoch.
     `page_source` gives pages to other engines.
     """
 
@@ -120,6 +121,7 @@ class EngineSpec:
     max_live: int = 4096
     window: int = 64
     late: bool = False
+    steps_at_once: int = 1
     build_kv_events: Callable[[], KVEventRecorder] | None = None
     tier: Tier | None = None
     page_source: PageSource | None = None

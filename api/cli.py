@@ -21,7 +21,7 @@ from personae.api.commands.command_line import ConfigOption, OptionsCommand, exp
 from personae.api.commands.group import CommandGroup
 from personae.api.database.cli import database_app
 from personae.api.http.address import bind
-from personae.api.options import ServeOptions
+from personae.api.options import ONE_REPLICA, ServeOptions
 from personae.api.tenants.cli import keys_app, tenants_app, usage_app
 from personae.errors import EngineLost, LoadError
 
@@ -81,7 +81,7 @@ def serve(options: ServeOptions, config: ConfigOption = None, dry_run: DryRunOpt
         return
     drawn = options.log_format == "text" and sys.stderr.isatty()
     one_here = not options.one_process and options.ray is None
-    one_here = one_here and options.replicas.most == 1
+    one_here = one_here and options.replicas == ONE_REPLICA
     if not one_here:
         end_ahead()
     try:

@@ -22,7 +22,7 @@ from personae.api.bundled import bundled
 from personae.api.hub.names import adapter_source
 from personae.api.hub.resolve import names_the_hub, on_disk
 from personae.api.opened import Opened
-from personae.api.options import ServeOptions, shared
+from personae.api.options import ONE_REPLICA, ServeOptions, shared
 from personae.api.page_secret import kept_secret
 from personae.engine.generation_config import GenerationDefaults
 from personae.engine.object_stores import LMCACHE, MOONCAKE
@@ -51,7 +51,7 @@ async def open_engine(
     if options.keep_alive is not None or options.models_memory is not None:
         given = "--models-memory" if options.keep_alive is None else "--keep-alive"
         raise LoadError(f"{given} needs --model NAME=MODEL.")
-    if options.one_process and options.replicas.most > 1:
+    if options.one_process and options.replicas != ONE_REPLICA:
         raise LoadError("--one-process has one engine; --replicas needs processes of their own.")
     if options.prefill_replicas and options.prefill_replicas >= options.replicas.least:
         raise LoadError(
@@ -185,7 +185,7 @@ def _open_processes(
             prefill=options.prefill_replicas,
             by_load=not options.replicas.fixed,
         )
-    if options.replicas.most == 1:
+    if options.replicas == ONE_REPLICA:
         return open_multi_process(
             engine_options,
             on_progress,

@@ -33,12 +33,12 @@ _PREFIX = re.compile(r"(?:/[A-Za-z0-9._~/-]*)?")
 
 
 class Replicas:
-    """The value of `--replicas`: from `least` to `most` engines, as the load asks for. A single number is
-    both. Raises ValueError for anything else."""
+    """The value of `--replicas`: from `least` to `most` engines, as the load asks for. `least` may be 0. A
+    single number is both. Raises ValueError for anything else."""
 
     def __init__(self, given: "int | str | Replicas") -> None:
         found = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", str(given))
-        if found is None or int(found[1]) < 1:
+        if found is None or int(found[2] or found[1]) < 1:
             raise ValueError(
                 f"{str(given)!r} is not a number of engines of 1 or more, or a range such as 1:4"
             )
@@ -382,7 +382,8 @@ class ProcessOptions:
         Replicas,
         OptionInfo(
             "Engines, each with a share of the cores or a GPU of its own. Streams survive the loss of one. "
-            "MIN:MAX adds engines while work waits, and removes them when fewer would do.",
+            "MIN:MAX adds engines while work waits, and removes them when fewer would do. With 0:MAX none "
+            "runs while nobody asks.",
             parse=Replicas,
             metavar="N|MIN:MAX",
         ),

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import personae
-from personae.actors.client import ModelCard
+from personae.actors.client import EngineStats, ModelCard
 from personae.api.adapters.defaults import decode_defaults
 from personae.api.answering import answering, find_model, known_models, with_defaults
 from personae.api.base_models.base_models import BaseModel
@@ -96,7 +96,11 @@ def _as_asked(card: ModelCard) -> ModelCard:
 @operation("GET", "/health", answers={200: Status})
 async def health(request: Request) -> Response:
     """Say that the process is alive."""
-    return json_response(Status("ok"))
+    return json_response(Status("ok", _cold_start(exchange_of(request).client.stats())))
+
+
+def _cold_start(stats: EngineStats) -> float | None:
+    return stats.cold_start_seconds or None if not stats.replicas else None
 
 
 @operation("GET", "/ready", answers={200: Status})
@@ -106,9 +110,10 @@ async def ready(request: Request) -> Response:
 
 
 def _readiness(request: Request) -> Response:
-    if not exchange_of(request).client.stats().ready:
+    stats = exchange_of(request).client.stats()
+    if not stats.ready:
         raise Overloaded("The engine is not ready.", code="not_ready")
-    return json_response(Status("ready"))
+    return json_response(Status("ready", _cold_start(stats)))
 
 
 @operation("GET", "/ping", answers={200: Status})

@@ -10,10 +10,12 @@ and 5 (`rope_parameters`, `dtype`).
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 from personae.engine.fields import Fields, read_fields
+from personae.engine.layers.attention import AttentionSpec
 from personae.engine.layers.block import KVSpec, LayerSpec
 from personae.engine.layers.dense_and_experts import experts_of, with_expert_groups
 from personae.engine.layers.parallel import ParallelSpec
@@ -124,20 +126,21 @@ class ModelConfig:
 
     def of_stage(self, stage: int, stages: int) -> "ModelConfig":
         """The layers of one of the stages: equally many, and where that is not possible the last stages have
-        one more. Raises LoadError if there are more stages than layers."""
-        if stages > self.layers:
+        one more. Layers that read keys and values of others are in the last stage, with these others. Raises
+        LoadError if a stage would have no layer."""
+        bounds = [number * self.layers // stages for number in range(stages + 1)]
+        read = [read for layer in self.layer_specs if (read := _layer_read(layer)) is not None]
+        if read and bounds[-2] > (first_read := min(read)):
+            bounds = [number * first_read // (stages - 1) for number in range(stages)] + [self.layers]
+        if any(first == stop for first, stop in pairwise(bounds)):
+            last = f", {self.layers - min(read)} of which belong to the last stage" if read else ""
             raise LoadError(
-                f"--pipeline-parallel-size {stages}: this model has {self.layers} layers, and each stage "
-                "needs one."
+                f"--pipeline-parallel-size {stages}: this model has {self.layers} layers{last}, and each "
+                "stage needs one."
             )
-        shared = any(getattr(layer.attention, "reads", None) is not None for layer in self.layer_specs)
-        if stages > 1 and (shared or self.per_layer_embedding is not None):
-            raise LoadError(
-                f"--pipeline-parallel-size {stages}: this model has layers that read keys and values of "
-                "others, or embeddings for each layer, which stages cannot share."
-            )
-        first, stop = (number * self.layers // stages for number in (stage, stage + 1))
-        return replace(self, layer_specs=self.layer_specs[first:stop], first_layer=first)
+        first, stop = bounds[stage], bounds[stage + 1]
+        layers = (_numbered_from(first, layer) for layer in self.layer_specs[first:stop])
+        return replace(self, layer_specs=tuple(layers), first_layer=first)
 
     @property
     def shards(self) -> dict[str, Shard]:
@@ -156,6 +159,19 @@ class ModelConfig:
     def with_layers(self, change: Callable[[LayerSpec], LayerSpec]) -> "ModelConfig":
         """A copy with changed layers."""
         return replace(self, layer_specs=tuple(map(change, self.layer_specs)))
+
+
+def _layer_read(layer: LayerSpec) -> int | None:
+    """The other layer whose keys and values a layer reads, if it does."""
+    return layer.attention.reads if isinstance(layer.attention, AttentionSpec) else None
+
+
+def _numbered_from(first: int, layer: LayerSpec) -> LayerSpec:
+    """The layer, as layers have their numbers in a stage that begins with layer `first`."""
+    attention = layer.attention
+    if not isinstance(attention, AttentionSpec) or attention.reads is None:
+        return layer
+    return replace(layer, attention=replace(attention, reads=attention.reads - first))
 
 
 def read_config(folder: Path) -> ModelConfig:

@@ -19,6 +19,10 @@ class LatencyTargets(msgspec.Struct, frozen=True):
     token: float | None = None
     refuse: bool = False
 
+    def met(self, first: float, each: float) -> bool:
+        """Whether an answer met them whose first token took `first` seconds, and each after it `each`."""
+        return (self.first is None or first <= self.first) and (self.token is None or each <= self.token)
+
 
 class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     """One sequence, complete: its next token follows from this alone.

@@ -38,7 +38,7 @@ from personae.engine.sampler import Sampler
 from personae.engine.sequence import SequenceLog
 from personae.engine.speculation.forced import Retokenizer
 from personae.engine.worker.known import KnownTokens
-from personae.engine.worker.worker import Forward, PackedStep, Worker
+from personae.engine.worker.worker import Forward, HiddenStates, PackedStep, Worker
 from personae.grammar.masks import BitmaskPool, fill_masks, verifying
 from personae.grammar.matcher import Binding, Grammar
 from personae.grammar.spec import GrammarKey, GrammarSpec
@@ -124,13 +124,17 @@ class StepEngine:
             return None
         if not self.runs_ahead:
             self._settle()
-            return self.worker.forward(packed, overlap, partial(self._logit_mask, packed))
-        forward = self.worker.forward(packed)
+            return self.logits(self.worker.forward(packed, overlap))
+        forward = self.worker.logits(self.worker.forward(packed))
         # Only a row that is being verified waits for its verification.
         if (replaced := self._settle()) and self._bindings.deferrals is not None:
             self._bindings.deferrals.mark_replaced(replaced)
         overlap()
         return forward
+
+    def logits(self, hidden: HiddenStates) -> Forward:
+        """The logits of a step on a CPU, as far as they are needed. Its masks are filled."""
+        return self.worker.logits(hidden, self._logit_mask(hidden.packed))
 
     def fill(self, packed: PackedStep | None) -> None:
         """Fill the grammar masks of the step that has begun, once the step before is finished. Masks that are

@@ -16,7 +16,8 @@ class Contact(msgspec.Struct, frozen=True):
 
     `certificate` is the frontend's; None on loopback. `adapters` are the adapters known at the start: their
     names, and the keys under which the node requests their files. The engine is one of `share` engines on its
-    machine and uses `threads` threads (0: no limit). The folder `cache` keeps adapters, up to `cache_bytes`.
+    machine and uses `threads` threads for each of its `ranks` (0: no limit). The folder `cache` keeps
+    adapters, up to `cache_bytes`.
     """
 
     host: str = ""
@@ -28,6 +29,7 @@ class Contact(msgspec.Struct, frozen=True):
     adapters: dict[str, str] = {}
     share: int = 1
     threads: int = 0
+    ranks: int = 1
     cache: str | None = None
     cache_bytes: int = 20 * 2**30
 

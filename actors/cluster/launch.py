@@ -66,6 +66,7 @@ async def open_cluster(
     terms = Contact(
         cache=None if cluster.adapter_cache is None else str(cluster.adapter_cache),
         cache_bytes=CACHE_BYTES if cluster.adapter_cache_size is None else cluster.adapter_cache_size,
+        ranks=options.tensor_parallel_size * options.pipeline_parallel_size,
     )
     async with (
         open_ray(cluster.ray, cluster.cluster_host, count, cpus, gpus, model, weights) as ray,

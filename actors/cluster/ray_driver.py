@@ -102,8 +102,9 @@ class Driver:
             raise LoadError(f"--ray {request.address}: {_sentence(error)}") from None
         self._size = {"CPU": request.cpus, "GPU": request.gpus}
         self._size = {name: amount for name, amount in self._size.items() if amount}
-        self._group = placement_group([self._size] * request.replicas, strategy="SPREAD")
-        self._wait_for_room(request)
+        if request.replicas:
+            self._group = placement_group([self._size] * request.replicas, strategy="SPREAD")
+            self._wait_for_room(request)
         host = "127.0.0.1" if local else request.host or ray.util.get_node_ip_address()
         return Gathered(request.number, host, _nodes())
 
@@ -126,9 +127,11 @@ class Driver:
         described = actor.describe.remote()
         while True:
             try:
-                id, name, certificate = ray.get(described, timeout=LOG_SECONDS)
-            except GetTimeoutError:
-                pass  # the call is still pending
+                id, name, certificate = ray.get(described, timeout=PAUSE_SECONDS)
+            except GetTimeoutError:  # the call is still pending
+                if (moved := self._moved_to_bundle(request.engine)) is not None:
+                    actor = moved
+                    described = actor.describe.remote()
             except ActorUnavailableError:
                 time.sleep(PAUSE_SECONDS)
                 described = actor.describe.remote()
@@ -149,19 +152,31 @@ class Driver:
                 self._actors[engine] = self._make(engine)
             return self._actors[engine]
 
-    def _make(self, engine: int) -> Any:
-        assert self._group is not None
-        strategy: Any = "SPREAD"  # for engines beyond the placement group's bundles
+    def _moved_to_bundle(self, engine: int) -> Any | None:
+        """The new actor of an engine that waits for room elsewhere, in a bundle that an engine has left
+        since; None if there is none."""
+        with self._making:
+            if engine not in self._actors or engine in self._bundle_of or not self._free_bundles():
+                return None
+            ray.kill(self._actors[engine], no_restart=True)
+            self._actors[engine] = self._make(engine)
+            return self._actors[engine]
+
+    def _free_bundles(self) -> list[int]:
+        if self._group is None:
+            return []
         taken = self._bundle_of.values()
-        free = [bundle for bundle in range(self._group.bundle_count) if bundle not in taken]
-        if engine not in self._bundle_of and free:
+        return [bundle for bundle in range(self._group.bundle_count) if bundle not in taken]
+
+    def _make(self, engine: int) -> Any:
+        strategy: Any = "SPREAD"  # for engines beyond the placement group's bundles
+        if engine not in self._bundle_of and (free := self._free_bundles()):
             self._bundle_of[engine] = free[0]
         if engine in self._bundle_of:
             strategy = PlacementGroupSchedulingStrategy(self._group, self._bundle_of[engine])
         return (
             ray.remote(self.host)
             .options(
-                name=f"engine-{engine}",
                 num_cpus=self._size.get("CPU", 0),
                 num_gpus=self._size.get("GPU", 0),
                 max_restarts=-1,
@@ -174,9 +189,8 @@ class Driver:
     def begin(self, request: BeginEngine) -> Answer:
         """Pass the request on to the engine's node."""
         id, name = self._node_of[request.engine]
-        contact = msgspec.structs.replace(
-            request.contact, share=self._share(id), threads=max(int(self._size.get("CPU", 1)), 1)
-        )
+        threads = max(int(self._size.get("CPU", 1)) // request.contact.ranks, 1)
+        contact = msgspec.structs.replace(request.contact, share=self._share(id), threads=threads)
         actor = self._actor(request.engine)
         packed = msgspec.msgpack.encode(contact)
         try:
@@ -193,8 +207,9 @@ class Driver:
 
     def _share(self, node: str) -> int:
         """How many engines are to run on a node."""
-        assert self._group is not None
-        bundles: dict[int, str] = placement_group_table(self._group)["bundles_to_node_id"]
+        bundles: dict[int, str] = {}
+        if self._group is not None:
+            bundles = placement_group_table(self._group)["bundles_to_node_id"]
         later = Counter(id for engine, (id, _) in self._node_of.items() if engine not in self._bundle_of)
         return max(sum(id == node for id in bundles.values()) + later[node], 1)
 

@@ -22,6 +22,7 @@ from personae.engine.loader import Described
 from personae.engine.models.decoder import Decoder
 from personae.engine.parallel.comm import Unconnected
 from personae.engine.parallel.expert_placement import NO_GROUPS
+from personae.engine.scheduling.scheduler import MICRO_BATCH
 from personae.errors import LoadError
 
 BANDWIDTH_SHARE, FLOPS_SHARE = 0.7, 0.5  # of the makers' figures that kernels reach
@@ -44,16 +45,24 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`replicas` engines. In each, `tensor` ranks share the layers of each of `stages` stages."""
+    """`replicas` engines. In each, `tensor` ranks share the layers of each of `stages` stages. Or `attention`
+    ranks of each stage have all of its layers but the experts, which they divide, and attend for other
+    sequences each (DP attention)."""
 
     tensor: int
     stages: int
     replicas: int
+    attention: int = 1
 
     @property
     def ranks(self) -> int:
         """The devices of a replica."""
-        return self.tensor * self.stages
+        return self.tensor * self.stages * self.attention
+
+    @property
+    def runs(self) -> bool:
+        """Whether Personae runs it so far, on some kind of device."""
+        return self.attention == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +121,9 @@ def _layouts(described: Described, count: int) -> Iterator[Layout]:
             except LoadError:
                 continue
             yield Layout(tensor, stages, count // tensor // stages)
+            specs = [moe for layer in described.config.layer_specs if (moe := experts_of(layer)) is not None]
+            if tensor > 1 and specs and all(spec.experts % tensor == 0 for spec in specs):
+                yield Layout(1, stages, count // tensor // stages, attention=tensor)
 
 
 def _divisors(number: int) -> list[int]:
@@ -120,7 +132,7 @@ def _divisors(number: int) -> list[int]:
 
 def _estimate(described: Described, device: Device, layout: Layout, load: Load) -> Estimate:
     comm = Unconnected(0, layout.tensor, 0, layout.stages, NO_GROUPS)
-    stages = [_StageBytes.of(decoder) for decoder in described.decoders(comm)]
+    stages = [_StageBytes.of(decoder, layout.attention) for decoder in described.decoders(comm)]
     found = Estimate(layout, max(stage.weights for stage in stages))
     rooms = [device.memory * MEMORY_SHARE - stage.weights for stage in stages]
     if min(rooms) <= 0:
@@ -128,18 +140,18 @@ def _estimate(described: Described, device: Device, layout: Layout, load: Load) 
     tokens = int(
         min((room / stage.kv for room, stage in zip(rooms, stages, strict=True) if stage.kv), default=inf)
     )
-    found = replace(found, kv_tokens=tokens)
+    found = replace(found, kv_tokens=tokens * layout.attention)
     if tokens < load.context:
         return replace(found, problem=f"the KV cache has room for {tokens} tokens")
     own = replace(load, rate=load.rate / layout.replicas)
-    active = _active_parameters(described) / layout.tensor
-    most_rows = min(MOST_ROWS, tokens / (load.prompt + load.answer))
-    full = _costs(described, device, layout, stages, active, most_rows)
-    most, costs, rows = expected(full, own, most_rows).most, full, 0.0
+    active = _active_parameters(described) / (layout.tensor * layout.attention)
+    most_rows = min(MOST_ROWS, found.kv_tokens / (load.prompt + load.answer))
+    full = _costs(described, device, layout, stages, active, most_rows / layout.stages)
+    most, costs, rows = expected(full, own, most_rows, layout.stages).most, full, 0.0
     for _ in range(ROUNDS if own.rate < most else 0):
-        costs = _costs(described, device, layout, stages, active, 1 + rows)
-        rows = min(expected(costs, own, most_rows).rows, most_rows)
-    one = expected(costs, own, most_rows)
+        costs = _costs(described, device, layout, stages, active, 1 + rows / layout.stages)
+        rows = min(expected(costs, own, most_rows, layout.stages).rows, most_rows)
+    one = expected(costs, own, most_rows, layout.stages)
     return replace(
         found, costs=costs, rows=one.rows, first=one.first, gap=one.gap, most=most * layout.replicas
     )
@@ -148,24 +160,28 @@ def _estimate(described: Described, device: Device, layout: Layout, load: Load) 
 @dataclass(frozen=True, slots=True)
 class _StageBytes:
     """What one rank of a stage has. In bytes: `weights` in all, `shared` of them that each step reads, and
-    `experts` of them; `kv` of a token. `chosen`: the share of experts that a token uses."""
+    `experts` of them; `kv` of a token. `chosen`: the share of experts that a token uses. `sent`: how often
+    its hidden states go to a rank with experts, and back."""
 
     weights: int
     shared: int
     experts: int
     chosen: float
     kv: float
+    sent: float
 
     @classmethod
-    def of(cls, decoder: Decoder) -> "_StageBytes":
+    def of(cls, decoder: Decoder, attention: int) -> "_StageBytes":
         experts = sum(tensor.nbytes for name, tensor in decoder.tensors() if ".experts." in name)
         looked_up = 0 if decoder.config.tie else decoder.embedding.nbytes
+        specs = [moe for layer in decoder.config.layer_specs if (moe := experts_of(layer)) is not None]
         return cls(
-            decoder.nbytes,
+            decoder.nbytes - experts + experts // attention,
             decoder.nbytes - experts - looked_up,
-            experts,
+            experts // attention,
             _share_chosen(decoder.config),
             KVCache.bytes_per_page(decoder.config.kv_specs, PAGE, decoder.dtype) / PAGE,
+            2 * sum(min(spec.routing.top_k, attention) for spec in specs) if attention > 1 else 0,
         )
 
 
@@ -201,13 +217,17 @@ def _costs(
     sums = 2 * described.config.layers + 1 if layout.tensor > 1 else 0
     passed = layout.stages if layout.stages > 1 else 0
     # In a ring each device sends and receives the sum's parts twice, but for its own.
-    volume = hidden * (2 * sums * (layout.tensor - 1) / layout.tensor + passed)
+    volume = hidden * (2 * sums * (layout.tensor - 1) / layout.tensor + passed / layout.attention)
+    # Each of them sends and receives what is of its own sequences.
+    among = layout.attention
+    volume += hidden * sum(stage.sent for stage in stages) * (among - 1) / among**2
+    exchanges = sums + passed + (2 * described.config.layers if among > 1 else 0)
     return Costs(
-        step=read / bandwidth + layout.stages * device.launch + (sums + passed) * device.latency,
+        step=read / bandwidth + layout.stages * device.launch + exchanges * device.latency,
         token=2 * active / flops + volume / device.link,
         row=0.0,
         adapter=0.0,
-        context=sum(stage.kv for stage in stages) / bandwidth,
+        context=sum(stage.kv for stage in stages) / bandwidth / among,
         host=0.0,
         runs_ahead=device.gpu,
         rests=False,
@@ -219,17 +239,27 @@ def _row_seconds(costs: Costs, load: Load) -> float:
     return costs.token + costs.context * (load.prompt + load.answer / 2)
 
 
-def expected(costs: Costs, load: Load, rows: float) -> Expected:
-    """What one replica does with a load. `rows`: the most sequences that it answers at a time."""
+def expected(costs: Costs, load: Load, rows: float, stages: int = 1) -> Expected:
+    """What one replica does with a load. `rows`: the most sequences that it answers at a time. `stages`
+    compute as many steps at the same time, with equal parts of the sequences if these are many."""
+    divided = _expected(costs, load, rows, stages, stages)
+    if stages == 1 or divided.rows > MICRO_BATCH:
+        return divided
+    return replace(_expected(costs, load, rows, stages, 1), most=divided.most)
+
+
+def _expected(costs: Costs, load: Load, rows: float, stages: int, parts: int) -> Expected:
+    """`parts`: of the sequences, in as many steps."""
     each, prompt = _row_seconds(costs, load), load.prompt * costs.token
-    most = rows / (load.answer * (costs.step + rows * each) + rows * prompt)
-    busy = load.rate * prompt  # the share of the time that prompts take
-    left = 1 - busy - load.rate * load.answer * each
+    most = rows / (load.answer * (costs.step + rows / parts * each) + rows * prompt / stages)
+    busy = load.rate * prompt / stages  # the share of the time that prompts take
+    left = 1 - busy - load.rate * load.answer * each / parts
     if load.rate >= most or left <= 0:
         return Expected(rows, inf, inf, most)
     mean = load.rate * load.answer * (costs.step + each) / left  # Little's law; a request sees so many others
-    step = costs.step + (1 + mean) * each
+    step = costs.step + (1 + mean / parts) * each
     gap = step / (1 - busy)  # steps also have the tokens of prompts
-    waiting = min(mean, 1) * gap * (1.5 if costs.runs_ahead else 0.5)  # half of a step, and the one behind it
-    queue = busy / (2 * (1 - busy)) * prompt  # for other prompts (M/D/1)
+    # half of a stage's step, and the one behind it, which a GPU has launched or another stage computes
+    waiting = min(mean / parts, 1) * gap / stages * (1.5 if costs.runs_ahead or stages > 1 else 0.5)
+    queue = busy / (2 * (1 - busy)) * prompt / stages  # for other prompts (M/D/1)
     return Expected(mean, waiting + queue + step + prompt, gap, most)

@@ -104,7 +104,8 @@ def spawn_core(
     def open_executor() -> Executor[Any, Any, Any]:  # it starts first; the others belong to the same epoch
         nonlocal epoch
         epoch = begin_epoch()
-        return Executor(engine_spec.build_step_engine, scheduler, store, recorder)
+        at_once = engine_spec.steps_at_once
+        return Executor(engine_spec.build_step_engine, scheduler, store, recorder, at_once)
 
     executor: Ref[Message] = core.spawn_thread("executor", open_executor, capacity=bound, stop_timeout=30.0)
     store: Ref[Message] = core.spawn(
@@ -125,6 +126,7 @@ def spawn_core(
             streamer,
             ingress,
             late=engine_spec.late,
+            steps_at_once=engine_spec.steps_at_once,
             tier=engine_spec.tier,
             kv_events=None if engine_spec.build_kv_events is None else engine_spec.build_kv_events(),
         ),

@@ -9,6 +9,7 @@ step, plans, and writes to the frontend. Reported earlier, it would take the int
 needs it and the device waits. Reported then, it runs while this thread computes or waits for the device.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -61,7 +62,8 @@ class Executor(ThreadActor[Message], Generic[Prepared, Computed, Launched]):
     that is checked after each step, and every `MASK_POLL_SECONDS` while there is nothing to do.
 
     `build` makes the step engine on this thread, so a restart begins with an empty cache. `recorder` gets
-    each step before it begins.
+    each step before it begins. The device works on `steps_at_once`: all but the newest of them are read only
+    when that has begun.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class Executor(ThreadActor[Message], Generic[Prepared, Computed, Launched]):
         scheduler: Ref[Message],
         store: Ref[Message],
         recorder: StepRecorder,
+        steps_at_once: int = 1,
     ) -> None:
+        self._steps_at_once = steps_at_once
         self._build = build
         self._scheduler = scheduler
         self._store = store
@@ -79,7 +83,9 @@ class Executor(ThreadActor[Message], Generic[Prepared, Computed, Launched]):
         self._memory_work: deque[Iterator[None]] = deque()
         self._owed = 0  # pages that the scheduler asked back
         self._memory_wanted = False  # the store was asked for memory
-        self._in_flight: Launched | None = None  # whose result is not read
+        # The launched steps whose results are not read, and when they began.
+        self._in_flight: deque[tuple[Launched, float]] = deque()
+        self._ended_at = 0.0  # when the last step of stages was read
         self._unreported: StepFinished | None = None
         self._polling = False  # a `PollMasks` message is on its way
         self._read_at = self._gap = self._seconds = 0.0
@@ -116,8 +122,10 @@ class Executor(ThreadActor[Message], Generic[Prepared, Computed, Launched]):
                 for digest in digests:
                     self._worker.release(digest)
                 self._repay()
-        if self._in_flight is not None and not self._next_arrived():
+        while self._in_flight and not self._next_arrived():
             self._read_step()
+            if self._in_flight:
+                self._report()
         if self._unreported is not None and not self.pending:
             self._report()
         if self._memory_work:
@@ -156,10 +164,10 @@ class Executor(ThreadActor[Message], Generic[Prepared, Computed, Launched]):
     def _next_arrived(self) -> bool:
         """Wait a little for the next message before the launched step is read. The next plan is being made
         from the step that was just reported. It is worth waiting for: otherwise the device would be idle from
-        the end of this step until that plan is launched."""
-        remaining, launched = GRACE_SECONDS, self._in_flight
-        assert launched is not None
-        while not self.pending and remaining > 0 and not self._engine.ready(launched):
+        the end of this step until that plan is launched. Stages compute meanwhile: for them it is worth
+        waiting until the step is there."""
+        remaining = GRACE_SECONDS if self._steps_at_once == 1 else math.inf
+        while not self.pending and remaining > 0 and not self._engine.ready(self._in_flight[0][0]):
             self.sleep(POLL_SECONDS)
             remaining -= POLL_SECONDS
         return self.pending
@@ -232,7 +240,7 @@ class Executor(ThreadActor[Message], Generic[Prepared, Computed, Launched]):
         forward = self._engine.forward(prepared, partial(self._overlap, prepared))
         launched = self.time()
         self._forward += launched - begun - (self._wait - waited)
-        self._in_flight = self._engine.sample(plan, forward)
+        self._in_flight.append((self._engine.sample(plan, forward), begun))
         now = self.time()
         self._sample += now - launched
         self._seconds = now - begun
@@ -244,21 +252,24 @@ class Executor(ThreadActor[Message], Generic[Prepared, Computed, Launched]):
 
     def _overlap(self, prepared: Prepared) -> None:
         """Do the host's work while the forward pass runs."""
-        if self._in_flight is not None:
+        if self._in_flight and len(self._in_flight) >= self._steps_at_once - 1:
             self._read_step()
         self._engine.fill(prepared)
         if not self._engine.runs_ahead:
             self._report()
 
     def _read_step(self) -> None:
-        assert self._in_flight is not None
-        begun = self.time()
-        result = self._engine.finish(self._in_flight)
-        self._in_flight = None
+        waits = self.time()
+        step, begun = self._in_flight.popleft()
+        result = self._engine.finish(step)
         self._read_at = self.time()
-        self._wait += self._read_at - begun
+        self._wait += self._read_at - waits
+        seconds = self._seconds
+        if self._steps_at_once > 1:
+            seconds = self._read_at - max(begun, self._ended_at)
+            self._ended_at = self._read_at
         timings = StepTimings(0.0, self._forward, self._sample, self._wait, self._place)
-        self._unreported = StepFinished(result, self._seconds, self._gap, timings)
+        self._unreported = StepFinished(result, seconds, self._gap, timings)
         self._gap = 0.0
 
     def _report(self) -> None:

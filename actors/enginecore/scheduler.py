@@ -44,7 +44,7 @@ from personae.grammar.matcher import Grammar
 from personae.grammar.spec import GrammarKey
 
 GAP_STEPS = 16  # steps between two measurements of the fairness gap
-LOOKAHEAD = 2  # steps that the executor has: one runs, one waits
+LOOKAHEAD = 2  # steps that the executor has, at least: one runs, one waits
 MAX_FETCHES = 2  # threads that fetch pages from a tier
 STORE_SECONDS = 0.05  # between two attempts to store idle pages, if the tier has no room
 AHEAD_SECONDS = 0.003  # with `late`, the next step is planned so long before the end of the running one
@@ -58,8 +58,8 @@ class SchedulerActor(Actor[Message]):
 
     With `late` the next step is planned when the running one is about to end, estimated from earlier steps.
     Then sequences that arrive during a step join the next one, not the one after that. A device that runs
-    ahead needs its plan sooner. If a tenant's first sequence arrives after that, the step is planned again,
-    unless the executor has begun it.
+    ahead needs its plan sooner, and so do stages, which compute `steps_at_once`. If a tenant's first sequence
+    arrives after that, the step is planned again, unless the executor has begun it.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class SchedulerActor(Actor[Message]):
         ingress: Ref[Message],
         *,
         late: bool = False,
+        steps_at_once: int = 1,
         kv_events: KVEventRecorder | None = None,
         tier: Tier | None = None,
     ) -> None:
@@ -79,6 +80,7 @@ class SchedulerActor(Actor[Message]):
         self._fetchers = CapacityLimiter(MAX_FETCHES)
         self._storing = False  # a timer will plan again, to store pages
         self._late = late
+        self._lookahead = max(steps_at_once, LOOKAHEAD)
         self._due = self._timer = 0.0  # when the next step may be planned; the due time of the current timer
         self._scheduler = scheduler
         self._lends = scheduler.layout.lendable > 0
@@ -284,7 +286,7 @@ class SchedulerActor(Actor[Message]):
         """Send plans to the executor. Returns the sequences that are admitted."""
         admitted = self._replan() if self._added and self._in_flight else []
         self._added = False
-        while self._in_flight < LOOKAHEAD and not self._too_early():
+        while self._in_flight < self._lookahead and not self._too_early():
             plan = self._scheduler.plan()
             if plan is None:
                 break

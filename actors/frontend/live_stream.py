@@ -23,6 +23,7 @@ class LiveStream:
         "delivered",
         "delivered_any",
         "emitted",
+        "first",
         "inbox",
         "log",
         "moved",
@@ -41,6 +42,7 @@ class LiveStream:
         self.opened = now
         self.queued: float | None = None  # seconds until it first ran, in any epoch
         self.emitted: list[int] = []
+        self.first = 0.0  # seconds until its first token, if it has latency targets
         self.seen = self.delivered = 0  # prompt logprobs: of this pass over the prompt, and in all
         self.started = self.on_device = False  # in this epoch of the engine core
         self.delivered_any = False  # something was delivered, in any epoch

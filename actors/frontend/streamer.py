@@ -117,6 +117,8 @@ class Streamer(Actor[Message]):
                 live.started = True
                 started.append(delta.id)
             if delta.tokens:
+                if live.log.targets is not None and not live.emitted:
+                    live.first = current_time() - live.opened
                 live.emitted += delta.tokens
                 live.record.brought += 1
             if live.inbox is not None:

@@ -18,10 +18,12 @@ from msgspec.structs import replace
 from personae.actors.frontend.ingress import overloaded, retry_after
 from personae.actors.frontend.live_stream import QUARANTINED, LiveStream
 from personae.actors.kit.actor import Actor
+from personae.actors.kit.signal import Signal
 from personae.actors.messages import (
     Drain,
     HandOver,
     Message,
+    NoEngine,
     Orphaned,
     Prefilled,
     ReplicaLost,
@@ -32,6 +34,8 @@ from personae.actors.messages import (
     Transfer,
     Withdraw,
 )
+from personae.actors.replicas.cold_start import ColdStart
+from personae.actors.replicas.goodput import Goodput
 from personae.actors.replicas.placement.base import Placement, PlacementRequest
 from personae.actors.replicas.prefixes import BLOCK
 from personae.actors.replicas.replica import Placed, Replica, ReplicaState
@@ -40,7 +44,7 @@ from personae.actors.replicas.suspects import Suspects
 from personae.actors.replicas.waiting import Group, WaitingGroups
 from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
 from personae.engine.sequence import SequenceLog
-from personae.errors import EngineLost, PersonaeError, Quarantined, TargetOutOfReach
+from personae.errors import EngineLost, Overloaded, PersonaeError, Quarantined, TargetOutOfReach
 
 log = logging.getLogger("personae.actors")
 
@@ -54,7 +58,8 @@ class Dispatcher(Actor[Message]):
     """Knows every live sequence and its replica.
 
     `replicas` holds the current replicas. `max_live` bounds the sequences that are served at once. `policy`
-    decides which key goes next, `placement` decides where.
+    decides which key goes next, `placement` decides where. There may be no replica at all: then `asked` is
+    set for each request, and `cold_start` says how long one takes to start.
     """
 
     def __init__(
@@ -63,7 +68,12 @@ class Dispatcher(Actor[Message]):
         placement: Placement,
         policy: FairnessPolicy,
         max_live: int,
+        asked: Signal,
+        cold_start: ColdStart,
     ) -> None:
+        self._asked, self._cold_start = asked, cold_start
+        self._no_engine: tuple[Overloaded, float] | None = None  # and until when requests get this error
+        self.goodput = Goodput()
         self._replicas = replicas
         self._placement = placement
         self._policy = policy
@@ -92,6 +102,9 @@ class Dispatcher(Actor[Message]):
                 self._withdraw(ids)
             case Shutdown(error=error):
                 self._shutdown(error)
+            case NoEngine(error=error):
+                self._no_engine = error, current_time() + (error.retry_after or 0.0)
+                self._fail_waiting(error)
             case (
                 ReplicaProgress()
                 | Orphaned()
@@ -106,8 +119,21 @@ class Dispatcher(Actor[Message]):
             self._end_drains()
         self._dispatch()
 
+    @property
+    def refuses(self) -> bool:
+        """Whether requests are refused, since no engine could be started a moment ago."""
+        return self._no_engine is not None and not self._replicas and current_time() < self._no_engine[1]
+
+    @property
+    def live(self) -> int:
+        """How many sequences have not ended."""
+        return len(self._live)
+
     def backlog_seconds(self) -> float:
-        """Return how long it takes to compute the work that waits, here and at the replicas."""
+        """Return how long it takes to compute the work that waits, here and at the replicas. While none
+        serves, until one does."""
+        if not any(replica.up for replica in self._replicas.values()):
+            return self._cold_start.left if self._live else 0.0
         backlogs = [replica.frontend.latest.backlog for replica in self._replicas.values()]
         rate = sum(backlog.rate for backlog in backlogs)
         tokens = self._waiting.demand.total() + sum(backlog.tokens for backlog in backlogs)
@@ -126,6 +152,9 @@ class Dispatcher(Actor[Message]):
         if self._shutdown_error is not None:
             submission.reply.fail(self._shutdown_error)
             return
+        if self.refuses and self._no_engine is not None:
+            submission.reply.fail(self._no_engine[0])
+            return
         if len(self._live) + len(logs) > self._max_live:
             submission.reply.fail(overloaded(len(self._live), self._max_live, self.backlog_seconds()))
             return
@@ -143,6 +172,8 @@ class Dispatcher(Actor[Message]):
                 self._live[stream.log.id] = Placed(stream, group.key)
             self._keys[group.key] += len(mine)
             self._waiting.push(group)
+        if not self._replicas:
+            self._asked.set()
         submission.reply.tell(None)
 
     def _refuse_by_target(self, groups: Sequence[Sequence[SequenceLog]]) -> TargetOutOfReach | None:
@@ -165,7 +196,7 @@ class Dispatcher(Actor[Message]):
         placed, then at the replica where it would go now."""
         up = [replica for replica in self._replicas.values() if replica.up]
         if not up:
-            return math.inf
+            return self._cold_start.left if self._cold_start.begun or not self._replicas else math.inf
         group = Group([], list(logs), 0)
         before = self._waiting.prompts[group.key.tenant] * self._token_seconds() / len(up)
         return before + min(each.first_token_seconds(group) for each in up)
@@ -211,14 +242,18 @@ class Dispatcher(Actor[Message]):
 
     def _shutdown(self, error: PersonaeError) -> None:
         self._shutdown_error = error
+        self._fail_waiting(error)
+        for replica in self._replicas.values():
+            replica.frontend.ingress.tell(Shutdown(error))
+
+    def _fail_waiting(self, error: PersonaeError) -> None:
+        """End the streams that are at no replica."""
         for placed in tuple(self._live.values()):
             stream = placed.stream
             if placed.replica is None:
                 if stream.inbox is not None:
                     stream.inbox.fail(error)
                 self._withdraw((stream.log.id,))
-        for replica in self._replicas.values():
-            replica.frontend.ingress.tell(Shutdown(error))
 
     # Replicas
 
@@ -258,6 +293,7 @@ class Dispatcher(Actor[Message]):
             if id in replica.live:
                 placed = replica.live[id]
                 self._mean_answer += SMOOTHING * (len(placed.stream.emitted) - self._mean_answer)
+                self.goodput.note(placed.stream, current_time())
                 self._end(placed)
         if progress.admitted or progress.ended:
             self._waiting.unpark()

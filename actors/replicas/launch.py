@@ -74,6 +74,7 @@ async def open_replicas(
     """Do what `open_multi_process` does with `count` engines, and with up to `most` after scaling. An engine
     that dies, or is silent for `silence_seconds`, loses its streams to the others. With `prefill`, so many of
     the engines only compute prompts. `by_load`: the load decides how many there are, from `count` to `most`.
+    With a `count` of 0 one starts, which shows that the model loads, and none is left when nobody asks.
 
     Raises LoadError if no engine would be left for the answers.
     """
@@ -84,7 +85,7 @@ async def open_replicas(
     options = replace(options, share=most)
     async with (
         _page_folder(options) as page_folder,
-        local_launches(command, shares(options, most), options, keeper, count) as launches,
+        local_launches(command, shares(options, most), options, keeper, max(count, 1)) as launches,
         launch_replicas(
             LocalSource(launches),
             count,
@@ -129,7 +130,8 @@ def shares(options: EngineOptions, count: int) -> list[dict[str, str]]:
     if "OMP_NUM_THREADS" in os.environ:
         return [{}] * count
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    threads = max(int(min(cores, processors() or cores) / count), 1)
+    ranks = options.tensor_parallel_size * options.pipeline_parallel_size
+    threads = max(int(min(cores, processors() or cores) / count / ranks), 1)
     return [{"OMP_NUM_THREADS": str(threads)}] * count
 
 
@@ -157,7 +159,8 @@ async def launch_replicas(
     """Do what `open_replicas` does, with a given source of processes. The first engine starts alone: options
     that it refuses, all would refuse. Raises LoadError if prefill engines would leave none for the answers.
     """
-    if prefill >= count:
+    first = max(count, 1)
+    if prefill >= first:
         raise LoadError(f"--prefill-replicas {prefill} leaves no engine of --replicas {count} for answers.")
 
     def make_engine(index: int, launch: Launch) -> SupervisedEngine:
@@ -184,10 +187,11 @@ async def launch_replicas(
         window=window,
         prefill=prefill,
         page_folder=page_folder,
+        wakes=not count,
     )
     on_events = on_kv_events if options.record_kv_events else None
     scaler = ReplicaScaler(root, replicas, source, make_engine, on_events)
-    engines = [scaler.add()[1] for _ in range(count)]
+    engines = [scaler.add()[1] for _ in range(first)]
     scaler.start(engines[0])
     if by_load:
         root.spawn("load-scaler", lambda: LoadScaler(replicas, scaler, ScalingPolicy(count, source.most)))

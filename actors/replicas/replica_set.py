@@ -14,8 +14,10 @@ from personae.actors.client import EngineStats
 from personae.actors.frontend.queue_stats import merged
 from personae.actors.kit import gauges
 from personae.actors.kit.mailbox import Ref
+from personae.actors.kit.signal import Signal
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.messages import AdapterStats, KeepLoaded, KeepSession, Message
+from personae.actors.replicas.cold_start import ColdStart
 from personae.actors.replicas.dispatcher import Dispatcher
 from personae.actors.replicas.frontend import ReplicaFrontend
 from personae.actors.replicas.placement.base import Placement
@@ -31,6 +33,9 @@ class ReplicaSet:
     `max_live` bounds the live sequences of all replicas. Up to `prefill` replicas only compute prompts.
     Engines ask each other for pages at sockets in `page_folder`. `window` bounds the sequences of one adapter
     and tenant that wait in one engine core.
+
+    If it `wakes`, a request that finds no replica has one started. `asked` is set then, and `cold_start` says
+    how long that takes.
     """
 
     def __init__(
@@ -43,7 +48,9 @@ class ReplicaSet:
         window: int,
         prefill: int = 0,
         page_folder: Path | None = None,
+        wakes: bool = False,
     ) -> None:
+        self.wakes, self.asked, self.cold_start = wakes, Signal(), ColdStart()
         self._root = root
         self._prefill, self._page_folder = prefill, page_folder
         self.describe_core: Callable[[], None] = self._describe_cores
@@ -96,7 +103,9 @@ class ReplicaSet:
         del self.replicas[replica.index]
 
     def _make_dispatcher(self) -> Dispatcher:
-        self._dispatcher = Dispatcher(self.replicas, self._placement, self._policy, self._max_live)
+        self._dispatcher = Dispatcher(
+            self.replicas, self._placement, self._policy, self._max_live, self.asked, self.cold_start
+        )
         return self._dispatcher
 
     def _describe_cores(self) -> None:
@@ -129,6 +138,15 @@ class ReplicaSet:
         """How long the replicas need for the work that waits."""
         return self._dispatcher.backlog_seconds()
 
+    @property
+    def live(self) -> int:
+        """How many sequences have not ended."""
+        return self._dispatcher.live
+
+    def missed(self, now: float) -> float:
+        """The share of the latest answers with latency targets that missed them."""
+        return self._dispatcher.goodput.missed(now)
+
     def stats(self) -> EngineStats:
         """What the engines are doing now: each one, and all together."""
         each = {index: replica.frontend.stats() for index, replica in self.replicas.items()}
@@ -138,6 +156,8 @@ class ReplicaSet:
         total = together((*each.values(), self._removed))
         return replace(
             total,
+            ready=total.ready or (self.wakes and not dispatcher.refuses),
+            cold_start_seconds=self.cold_start.seconds,
             waiting=total.waiting + len(logs),
             adapter_waiting=added(total.adapter_waiting, dict(waiting)),
             queues=merged((stats.queues for stats in each.values()), logs),

@@ -18,20 +18,21 @@ from personae.actors.kit.actor import Actor
 from personae.actors.kit.child import Incident
 from personae.actors.kit.mailbox import Ref, Reply
 from personae.actors.kit.supervisor import Supervisor
-from personae.actors.messages import Drain, HandOver, Message
+from personae.actors.messages import Drain, HandOver, Message, NoEngine
 from personae.actors.process import Launch
 from personae.actors.replicas.replica import Replica, ReplicaState
 from personae.actors.replicas.replica_set import ReplicaSet
 from personae.actors.replicas.source import ReplicaSource
 from personae.actors.wire import Facts
 from personae.engine.scheduling.kv_events import KVEvent
-from personae.errors import PersonaeError, RequestError
+from personae.errors import Overloaded, PersonaeError, RequestError
 
 log = logging.getLogger("personae.actors")
 
 DRAIN_SECONDS = 30.0
 LINGER_SECONDS = 2.0  # that an engine stays after its streams have moved, so that their pages can follow
 FAILURES = 16  # failed additions that `list` still shows
+RETRY_SECONDS = 10.0  # after the only engine could not be started, requests get its error for so long
 
 Status = Literal["starting", "ready", "draining", "failed"]
 _STATUS: dict[ReplicaState, Status] = {
@@ -104,6 +105,11 @@ class ReplicaScaler:
         return self._replicas.ingress
 
     @property
+    def least(self) -> int:
+        """How many replicas there must be."""
+        return 0 if self._replicas.wakes else 1
+
+    @property
     def most(self) -> int:
         """How many replicas there may be."""
         return self._source.most
@@ -151,6 +157,7 @@ class ReplicaScaler:
             replica.frontend.on_kv_events = on_events
 
         def loaded(facts: Facts) -> None:
+            self._replicas.cold_start.end(serves=True)
             replica.loaded(facts)
             self._compare(replica)
             if facts.max_model_len < self.max_model_len:  # so it never gets a request
@@ -173,6 +180,7 @@ class ReplicaScaler:
 
     def start(self, engine: SupervisedEngine) -> None:
         """Start an engine. It loads from now on."""
+        self._replicas.cold_start.begin()
         engine.add_to(self._root)
 
     async def remove(self, replica: Replica) -> None:
@@ -191,9 +199,13 @@ class ReplicaScaler:
     def note_failure(self, replica: Replica, error: PersonaeError) -> None:
         """Note that a replica could not be added."""
         log.error("engine %d could not be added: %s", replica.index, error)
+        self._replicas.cold_start.end(serves=False)
         self._failures[replica.index] = error.message
         while len(self._failures) > FAILURES:
             del self._failures[next(iter(self._failures))]
+        if all(other.state is ReplicaState.DRAINING for other in self.replicas):
+            why = f"No engine could be started: {error.message}"
+            self.dispatcher.tell(NoEngine(Overloaded(why, code="no_engine", retry_after=RETRY_SECONDS)))
 
 
 class Scaler(Actor[Message]):
@@ -215,9 +227,9 @@ class Scaler(Actor[Message]):
 
     async def _scale(self, count: int, drain_seconds: float) -> None:
         replicas = self._replicas
-        if not 1 <= count <= replicas.most:
+        if not replicas.least <= count <= replicas.most:
             raise RequestError(
-                f"`replicas` is {count}; it must be from 1 to {replicas.most} (--replicas).",
+                f"`replicas` is {count}; it must be from {replicas.least} to {replicas.most} (--replicas).",
                 param="replicas",
             )
         for replica in replicas.replicas:
@@ -251,6 +263,8 @@ class Scaler(Actor[Message]):
                 await engine.loaded()
                 self._check(engine)
             except PersonaeError as error:
+                # before others can know of it: from then on it does not count
+                replica.state = ReplicaState.DRAINING
                 self._replicas.note_failure(replica, error)
                 self.start_soon(self._take_down, replica, 0.0)
             else:

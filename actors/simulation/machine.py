@@ -99,7 +99,8 @@ class SimulatedStep(NamedTuple):
 
 class SimulatedDevice:
     """Implements `actors.spec.StepRunner` without a model. It holds `adapters` adapters. A step takes `drag`
-    times as long as normal.
+    times as long as normal. With several `stages` each takes its share of that, and computes one step at a
+    time.
 
     Raises Wrong when a plan breaks its contract.
     """
@@ -113,8 +114,11 @@ class SimulatedDevice:
         trouble: Trouble,
         drag: Callable[[], float] = lambda: 1.0,
         tier: Tier | None = None,
+        stages: int = 1,
     ) -> None:
         self.layout = layout
+        self._stage_free_at = [0.0] * (stages - 1)  # of the stages behind the first
+        self._in_stages: dict[int, set[int]] = {}  # by step, the slots that choose a token
         self.runs_ahead = costs.runs_ahead
         self.slots: dict[int, Slot] = {}
         self.busy = 0.0  # seconds that the device has computed
@@ -173,6 +177,8 @@ class SimulatedDevice:
             computed += row.count + row.drafts
             context += row.start
             adapters.add(slot.log.adapter)
+            if row.start >= len(slot.log.tokens) and any(row.slot in at for at in self._in_stages.values()):
+                raise Wrong(f"sequence {slot.log.id} goes on before the stages have computed its last token")
             known = len(slot.tokens)
             self._compute(slot, row, index, failures)
             if row.drafts and not slot.failed:
@@ -195,7 +201,11 @@ class SimulatedDevice:
             + len(adapters) * costs.adapter + context * costs.context
         )  # fmt: skip
         self.busy += seconds
-        if self.runs_ahead:
+        if self._stage_free_at:
+            self._free_at = self._through_stages(seconds)
+            self._in_stages[plan.step] = {row.slot for row in plan.rows if row.samples}
+            overlap()
+        elif self.runs_ahead:
             self._free_at = max(self._free_at, self._threads.time()) + seconds
             overlap()
         else:
@@ -212,6 +222,15 @@ class SimulatedDevice:
             resting=self._costs.rests and plan.step // 8 % 3 == 0,
         )
         return SimulatedStep(result, self._free_at)
+
+    def _through_stages(self, seconds: float) -> float:
+        """Compute the first stage. Returns when the last one will have computed the step."""
+        each = seconds / (1 + len(self._stage_free_at))
+        self._threads.sleep(each)
+        at = self._threads.time()
+        for number, free_at in enumerate(self._stage_free_at):
+            self._stage_free_at[number] = at = max(at, free_at) + each
+        return at
 
     def fill(self, plan: StepPlan) -> None:
         """Do nothing: forced tokens are known when they are computed."""
@@ -231,6 +250,7 @@ class SimulatedDevice:
         left = launched.done - self._threads.time()
         if left > 0:
             self._threads.sleep(left)
+        self._in_stages.pop(launched.result.step, None)
         for number, step in self._deferred_steps.items():
             if step == launched.result.step:
                 self._deferred_steps[number] = None

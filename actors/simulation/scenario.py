@@ -29,7 +29,8 @@ class Scenario:
     class share its pages. With `transfer` engines fetch pages from one another; `transfer_fails` is the share
     of these fetches that go wrong. `prefill` of the engines only compute prompts. `goal` applies to sequences
     without targets of their own. With `compare_service`, the service of the (tenant, adapter) is compared
-    over all engines. With `by_load`, the load decides how many engines there are, from `replicas` on.
+    over all engines. The device has so many `stages`, which compute different steps. With `by_load`, the load
+    decides how many engines there are, from `replicas` on; with 0 replicas up to 2.
     """
 
     seed: int
@@ -63,6 +64,7 @@ class Scenario:
     goal: LatencyTargets | None = None
     compare_service: bool = False
     by_load: bool = False
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,9 +106,7 @@ class Witness:
             return False
         first = sequence.first - sequence.came
         each = (self.now() - sequence.first) / max(sequence.tokens - 1, 1)
-        return (targets.first is None or first <= targets.first) and (
-            targets.token is None or each <= targets.token
-        )
+        return targets.met(first, each)
 
     def end(self, sequence: ObservedSequence, how: str) -> None:
         """Note that a sequence has ended for its client."""
@@ -181,8 +179,11 @@ class WatchedCounters(VirtualTokenCounters):
 class WatchedScheduler(Scheduler):
     """The scheduler, with checks after each call."""
 
-    def __init__(self, layout: MemoryLayout, witness: Witness, tier: Tier | None = None) -> None:
-        super().__init__(layout, WatchedCounters(layout, witness.gaps), drafts=4, tier=tier)
+    def __init__(
+        self, layout: MemoryLayout, witness: Witness, tier: Tier | None = None, micro_batches: int = 1
+    ) -> None:
+        counters = WatchedCounters(layout, witness.gaps)
+        super().__init__(layout, counters, drafts=4, tier=tier, micro_batches=micro_batches)
         self._witness = witness
         self._open: set[str] = set()
 

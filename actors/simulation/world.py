@@ -88,7 +88,7 @@ class SimulatedSource:
     @property
     def most(self) -> int:
         """How many places there are."""
-        first = self._world.scenario.replicas
+        first = max(self._world.scenario.replicas, 1)
         return min(2 * first, first + 16)
 
     def acquire(self, replica: int) -> Launch:
@@ -124,7 +124,8 @@ class World:
     def __init__(self, scenario: Scenario, loop: SimulationLoop) -> None:
         self.scenario = scenario
         self.loop = loop
-        self.engines = [SimulatedEngine()] if scenario.replicas == 1 else []
+        self._alone = scenario.replicas == 1 and not scenario.by_load
+        self.engines = [SimulatedEngine()] if self._alone else []
         self.faults = Faults(
             loop,
             scenario.seed,
@@ -211,7 +212,7 @@ class World:
         self, options: EngineOptions, tokenizer: Tokenizer
     ) -> AbstractAsyncContextManager[MultiProcessEngine]:
         scenario = self.scenario
-        if scenario.replicas == 1:
+        if self._alone:
             return launch_processes(
                 partial(self._launch, self.engines[0]),
                 options,
@@ -264,7 +265,14 @@ class World:
             if engine.device is not None:
                 engine.busy += engine.device.busy
             engine.device = SimulatedDevice(
-                self.layout, scenario.places, costs, threads, self.faults, lambda: process.drag, tier()
+                self.layout,
+                scenario.places,
+                costs,
+                threads,
+                self.faults,
+                lambda: process.drag,
+                tier(),
+                scenario.stages,
             )
             return engine.device
 
@@ -286,7 +294,7 @@ class World:
         def build_scheduler() -> WatchedScheduler:
             if (own := tier()) is not None:
                 own.forget_fetches()
-            engine.scheduler = WatchedScheduler(self.layout, self.witness, own)
+            engine.scheduler = WatchedScheduler(self.layout, self.witness, own, scenario.stages)
             return engine.scheduler
 
         def build_kv_events() -> KVEventRecorder:
@@ -305,7 +313,8 @@ class World:
             salt=lambda tenant: b"",  # requests have their own
             max_live=scenario.max_live,
             window=scenario.window,
-            late=not costs.runs_ahead,
+            late=not costs.runs_ahead and scenario.stages == 1,
+            steps_at_once=scenario.stages,
             build_kv_events=build_kv_events if scenario.kv_events else None,
             tier=tier(),
         )

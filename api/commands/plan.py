@@ -30,11 +30,13 @@ def run(model: Path, devices: str, load: Load, *, dtype: Dtype = "auto", quantiz
     )
     rows = [_row(each) for each in found[:SHOWN]]
     show(rows, ("tensor x stages x replicas", "weights", "KV cache", "at a time", "first", "gap", "at most"))
-    best = found[0]
+    best = next(each for each in found if each.layout.runs)
     if best.problem is not None or best.most <= load.rate:
         typer.echo(f"Not enough: {best.problem or f'at most {best.most:.2g} requests/s'}.")
         return False
     typer.echo(f"Best: {_command(best, model, device, load, quantize)}")
+    if not found[0].layout.runs and found[0].problem is None:
+        typer.echo("Personae does not attend by sequences so far.")
     if device.gpu and best.layout.ranks > 1:
         typer.echo("Personae shares a model between ranks on CPUs only so far: this needs ranks on GPUs.")
     return True
@@ -43,6 +45,8 @@ def run(model: Path, devices: str, load: Load, *, dtype: Dtype = "auto", quantiz
 def _row(found: Estimate) -> tuple[str, ...]:
     layout = found.layout
     size = f"{layout.tensor} x {layout.stages} x {layout.replicas}"
+    if layout.attention > 1:
+        size = f"{layout.attention} by sequences x {layout.stages} x {layout.replicas}"
     weights = size_text(found.weight_bytes, needed=True)
     if found.problem is not None:
         return size, weights, found.problem, "", "", "", ""

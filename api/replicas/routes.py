@@ -41,7 +41,7 @@ class ScaleReplicas(Body, kw_only=True):
     """`POST /v1/replicas`: the requested number of engines. Removed engines get no new requests; their
     answers have `drain_timeout` seconds to end before they continue at other engines."""
 
-    replicas: Annotated[int, Meta(ge=1)]
+    replicas: Annotated[int, Meta(ge=0)]
     drain_timeout: Annotated[float, Meta(ge=0, le=3600)] = DRAIN_SECONDS
 
 

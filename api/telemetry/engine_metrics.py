@@ -18,7 +18,7 @@ _KINDS = {CounterMetric: CounterMetricFamily, GaugeMetric: GaugeMetricFamily}
 _QUEUES = "/queue/"  # one per adapter; shown as one, to bound the number of series
 
 
-_WHOLE = ("personae:ready", "personae:backlog_seconds")
+_WHOLE = ("personae:ready", "personae:backlog_seconds", "personae:cold_start_seconds")
 """What the server has once, however many replicas there are."""
 
 

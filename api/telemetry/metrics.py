@@ -294,9 +294,7 @@ class SequenceClock:
         if not self.tokens or self.reason == "error":
             return False
         first, each = self.first - self.arrived, (self.last - self.first) / max(self.tokens - 1, 1)
-        return (targets.first is None or first <= targets.first) and (
-            targets.token is None or each <= targets.token
-        )
+        return targets.met(first, each)
 
     def ran(self) -> float:
         """Seconds from its first step to now, or to its last token if it has ended."""

@@ -294,10 +294,12 @@ class Tokens(msgspec.Struct):
     token_strs: list[str] | None
 
 
-class Status(msgspec.Struct):
-    """The answer of the probes."""
+class Status(msgspec.Struct, omit_defaults=True):
+    """The answer of the probes. `cold_start_seconds`: no engine runs, and the first request waits about so
+    long for one."""
 
     status: str
+    cold_start_seconds: float | None = None
 
 
 class Load(msgspec.Struct):

@@ -16,20 +16,30 @@ from personae.engine.layers.mlp import PLAIN, Activation
 from personae.engine.layers.norm import Norm
 from personae.engine.layers.step import ForwardContext
 from personae.kernels.decoder import Weight
-from personae.lora.shards import Shard
+from personae.lora.shards import INPUTS, OUTPUTS, Shard
 from personae.lora.sites import LoraSite
 
+TABLE = "model.embed_tokens_per_layer.weight"
 GATE, PROJECTION = "per_layer_input_gate", "per_layer_projection"
 
 
 class PerLayerEmbedding:
-    """p = (norm(x W / sqrt(hidden)) + sqrt(size) E[token]) / sqrt(2), for each layer."""
+    """p = (norm(x W / sqrt(hidden)) + sqrt(size) E[token]) / sqrt(2), for each of a stage's `layers`. The
+    model has `total` layers. Ranks that share a stage each have all of it."""
 
-    def __init__(self, size: int, layers: int, tokens: int, vocab_size: int, context: BlockContext) -> None:
-        self.size, self.layers, self._beyond = size, layers, tokens < vocab_size
-        self.table = torch.empty(tokens, layers * size, dtype=context.dtype, device=context.device)
+    def __init__(
+        self, size: int, layers: range, total: int, tokens: int, vocab_size: int, context: BlockContext
+    ) -> None:
+        self.size, self.layers, self._beyond = size, len(layers), tokens < vocab_size
+        width = len(layers) * size
+        self.table = torch.empty(tokens, width, dtype=context.dtype, device=context.device)
+        self._own = None if len(layers) == total else (layers.start * size, layers.stop * size)
         self.projection = context.linear(
-            ("model.per_layer_model_projection",), context.hidden_size, (layers * size,), bias=False
+            ("model.per_layer_model_projection",),
+            context.hidden_size,
+            (width,),
+            bias=False,
+            shards=() if self._own is None else (Shard(OUTPUTS, (self._own,)),),
         )
         self.norm = context.norm(size)
         self._scale, self._table_scale = (
@@ -47,9 +57,15 @@ class PerLayerEmbedding:
 
     def tensors(self) -> Iterator[tuple[str, Weight]]:
         """(checkpoint name, the view to fill) of each parameter."""
-        yield "model.embed_tokens_per_layer.weight", self.table
+        yield TABLE, self.table
         yield from self.projection.tensors()
         yield from self.norm.tensors("model.per_layer_projection_norm")
+
+    def shards(self) -> Iterator[tuple[str, Shard]]:
+        """See Block."""
+        if self._own is not None:
+            yield TABLE, Shard(INPUTS, (self._own,))
+        yield from self.projection.shards()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ differences between families: the blocks of each layer, norms, scales, tying.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import cache, partial
 from itertools import pairwise
 
@@ -28,6 +29,7 @@ from personae.engine.layers.rotary import RopeConfig, rotary_tables
 from personae.engine.layers.step import ForwardContext, StepPart
 from personae.engine.model_files import ModelFiles
 from personae.engine.parallel.comm import ONE_RANK, Comm
+from personae.engine.parallel.pipeline import Pipeline
 from personae.engine.quantization import scheme_of
 from personae.engine.quantization.base import OUTPUT, Scheme
 from personae.engine.quantization.unquantized import batch_invariant
@@ -286,8 +288,9 @@ class Decoder:
         self.per_layer: PerLayerEmbedding | None = None
         if config.per_layer_embedding is not None:
             size, count = config.per_layer_embedding
-            self.per_layer = PerLayerEmbedding(  # whole on every rank
-                size, config.layers, count, config.vocab_size, contexts[0]
+            own = range(config.first_layer, config.first_layer + config.layers)
+            self.per_layer = PerLayerEmbedding(
+                size, own, self.whole.layers, count, config.vocab_size, contexts[0]
             )
         further = config.layer_specs[0].further
         self.streams = AltUpStreams(further.streams, contexts[0]) if isinstance(further, AltUpSpec) else None
@@ -336,11 +339,9 @@ class Decoder:
         lora: LoraContext | None = None,
         overlap: Callable[[], None] | None = None,
         attend: Mapping[int, AttentionPlan] | None = None,
-        parts: Sequence[StepPart] = (),
     ) -> Tensor:
-        """Runs the layers over T packed tokens, and appends their keys and values to the cache. A stage runs
-        its own layers, over one part after the other if there are `parts`; stage 0 then waits for the others.
-        A later stage returns nothing: [T, 0].
+        """Runs the layers over T packed tokens, and appends their keys and values to the cache. Stages use
+        `forward_stage` instead.
 
         tokens, positions: [T] int64 -> the residual stream [T, hidden_size], from which `logits` follow. It
         is in the model's dtype, or float32 if all layers run in one call. This thread calls `overlap`; if all
@@ -353,34 +354,47 @@ class Decoder:
                 sums is None or self._fused.adds_up(len(tokens), sums)
             ):
                 return self._forward_fused(tokens, positions, kv, batch, adapters, overlap)
-        if self.comm.stages > 1:
-            whole = StepPart(slice(0, len(tokens)), batch, lora)
-            return self._forward_stage(tokens, positions, kv, parts or [whole], overlap)
         if overlap is not None:
             overlap()
-        x = self._inputs(tokens, lora)
+        x = self._embedded(tokens, lora)
         per_layer = None if self.per_layer is None else self.per_layer(tokens, x)
         return self._run_layers(x, positions, kv, batch, lora, attend, per_layer)
 
-    def _forward_stage(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        kv: KVCache,
-        parts: Sequence[StepPart],
-        overlap: Callable[[], None] | None,
-    ) -> Tensor:
-        hidden = torch.empty(len(tokens), 0 if self.comm.stage else self.config.hidden_size, dtype=self.dtype)
-        if self.comm.stage == 0:
-            self.comm.begin_receive(hidden)
+    def forward_stage(
+        self, tokens: Tensor, positions: Tensor, kv: KVCache, parts: Sequence[StepPart]
+    ) -> tuple[Tensor, Future[None] | None]:
+        """Runs the layers of this stage over one part of the tokens after the other, and sends each on to the
+        next stage. Stages that have embeddings for each layer get the tokens' embeddings, too.
+
+        On stage 0: the residual stream [T, hidden_size] after the last stage, and what says that it has come.
+        On a later stage: nothing, [T, 0].
+        """
+        pipeline = self._pipeline
+        hidden = torch.empty(len(tokens), 0 if pipeline.stage else self.config.hidden_size, dtype=self.dtype)
+        arrival = None if pipeline.stage else pipeline.begin_receive(hidden)
+        last = pipeline.stage == pipeline.stages - 1
         for part in parts:
-            x = self._inputs(tokens[part.tokens], part.lora)
-            self.comm.send(self._run_layers(x, positions[part.tokens], kv, part.batch, part.lora))
-        if overlap is not None:
-            overlap()
-        if self.comm.stage == 0:
-            self.comm.end_receive()
-        return hidden
+            own = tokens[part.tokens]
+            x, embedded = self._stage_inputs(own, part.lora)
+            per_layer = None if self.per_layer is None else self.per_layer(own, embedded)
+            x = self._run_layers(x, positions[part.tokens], kv, part.batch, part.lora, per_layer=per_layer)
+            pipeline.send(x if last or self.per_layer is None else torch.cat((x, embedded), 1))
+        return hidden, arrival
+
+    def _stage_inputs(self, tokens: Tensor, lora: LoraContext | None) -> tuple[Tensor, Tensor]:
+        """What the first layer reads, and the embedded tokens, if there are embeddings for each layer."""
+        size, with_embedded = self.config.hidden_size, self.per_layer is not None
+        if self._pipeline.stage == 0:
+            embedded = self._embedded(tokens, lora)
+            return embedded.clone() if with_embedded else embedded, embedded
+        x = torch.empty(len(tokens), size * (1 + with_embedded), dtype=self.dtype)
+        self._pipeline.receive(x)
+        return (x[:, :size].contiguous(), x[:, size:]) if with_embedded else (x, x)
+
+    @property
+    def _pipeline(self) -> Pipeline:
+        assert isinstance(self.comm, Pipeline)
+        return self.comm
 
     def _run_layers(
         self,
@@ -416,13 +430,8 @@ class Decoder:
             kv.reader.write(torch.stack(kept, 1), batch.write_index)
         return hidden
 
-    def _inputs(self, tokens: Tensor, lora: LoraContext | None) -> Tensor:
-        """What the first layer reads: the embedded tokens, or what the stage before has sent."""
-        if self.comm.stage:
-            x = torch.empty(len(tokens), self.config.hidden_size, dtype=self.dtype)
-            self.comm.begin_receive(x)
-            self.comm.end_receive()
-            return x
+    def _embedded(self, tokens: Tensor, lora: LoraContext | None) -> Tensor:
+        """[T] -> [T, hidden_size], as the first layer reads them."""
         x = self._embed(tokens)
         if lora is not None:
             lora.embed(tokens, x)
@@ -537,6 +546,8 @@ class Decoder:
             found["model.embed_tokens.weight"] = Shard(OUTPUTS, (self._vocabulary,))
         for layer in self.layers:
             found.update(layer.shards())
+        if self.per_layer is not None:
+            found.update(self.per_layer.shards())
         return found
 
     @property

@@ -65,15 +65,6 @@ class Comm(Protocol):
         """[rows, width] of each rank -> [rows, sum of widths], in the order of the ranks. `widths` has the
         width of each."""
 
-    def send(self, x: Tensor, /) -> None:
-        """Give the hidden states [T, H] of a step to the next stage; the last stage gives them to stage 0."""
-
-    def begin_receive(self, x: Tensor, /) -> None:
-        """Begin to fill x [T, H] with what the stage before sends; see `send`."""
-
-    def end_receive(self) -> None:
-        """Wait until x is filled."""
-
 
 class OneRank:
     """A model on one device: there is nobody to exchange anything with."""
@@ -90,15 +81,6 @@ class OneRank:
     def all_gather(self, x: Tensor, widths: list[int]) -> Tensor:
         """See Comm."""
         return x
-
-    def send(self, x: Tensor) -> None:
-        """See Comm."""
-
-    def begin_receive(self, x: Tensor) -> None:
-        """See Comm."""
-
-    def end_receive(self) -> None:
-        """See Comm."""
 
 
 ONE_RANK = OneRank()
@@ -197,15 +179,6 @@ class SharedMemory:
             ):
                 columns.copy_(slot[: len(part) * width].view(-1, width))
         return found
-
-    def send(self, x: Tensor) -> None:
-        """See Comm. There is one stage."""
-
-    def begin_receive(self, x: Tensor) -> None:
-        """See Comm. There is one stage."""
-
-    def end_receive(self) -> None:
-        """See Comm. There is one stage."""
 
     def _exchange(self, part: Tensor) -> list[Tensor]:
         """Give a part [n], and wait for those of all ranks. Returns the slots that have them, valid until the

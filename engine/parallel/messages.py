@@ -11,13 +11,15 @@ from personae.lora.source import AdapterSource
 
 class StartRank(msgspec.Struct, frozen=True):
     """Load this rank's part of a model. The first fields are those of its `Comm`, the others of
-    `load_model`. `weights`: the digest of the model's files as the first rank sees them."""
+    `load_model`. `version`: of the first rank's Personae. `weights`: the digest of the model's files as the
+    first rank sees them."""
 
     rank: int
     size: int
     stage: int
     stages: int
     expert_groups: ExpertGroups
+    version: str
     model: str
     weights: str
     dtype: str
@@ -58,7 +60,11 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class RunForward(msgspec.Struct, frozen=True, tag=True):
-    """Run the model over the rows of the step that has begun."""
+    """Run the layers over the rows of the step that has begun."""
+
+
+class Logits(msgspec.Struct, frozen=True, tag=True):
+    """Compute the logits of the oldest step without."""
 
 
 class PromptLogits(msgspec.Struct, frozen=True, tag=True):
@@ -134,6 +140,7 @@ ToRank = (
     Build
     | Begin
     | RunForward
+    | Logits
     | PromptLogits
     | Commit
     | LoadAdapter

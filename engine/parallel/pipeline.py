@@ -8,14 +8,16 @@ without stages.
 Where several ranks share the layers of a stage, each has the whole hidden states, and sends them to the rank
 with its own number in the next stage.
 
-A step's tokens may go through the stages in parts, one after the other. Then stage 0 sends parts while
-earlier ones come back. It takes in what has come while it waits to send, so that no stage waits for ever.
+Several steps are in the stages at the same time, and a large step goes through them in parts. So stage 0
+computes and sends while earlier ones come back: a thread takes these in. Then no stage waits for ever to
+send.
 """
 
 import weakref
 from collections.abc import Callable
-from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
-from socket import socket, socketpair
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from socket import SHUT_RDWR, socket, socketpair
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -68,60 +70,49 @@ class Pipeline:
     def open(self, neighbours: Neighbours) -> None:
         """Begin anew with other connections, in the place of earlier ones."""
         self._before, self._after = neighbours
-        self._expected = memoryview(b"")  # what the stage before has still to send
-        self._after.setblocking(False)
-        self._sending, self._both = DefaultSelector(), DefaultSelector()
-        for waiting in (self._sending, self._both):
-            waiting.register(self._after, EVENT_WRITE)
-        self._both.register(self._before, EVENT_READ)
-        for connection in neighbours:
-            weakref.finalize(self, connection.close)
+        self._receiver = ThreadPoolExecutor(1, "stages")
+        self._finalizer = weakref.finalize(self, _close, neighbours)
 
     def close(self) -> None:
         """Close the connections, which the neighbours notice."""
-        self._before.close()
-        self._after.close()
+        self._finalizer()
 
     def send(self, x: Tensor) -> None:
-        """See Comm."""
-        rest = _bytes_of(x.contiguous())
-        self.sent += len(rest)
-        while rest:
-            waiting = self._both if self._expected else self._sending
-            ready = [key.fileobj for key, _ in waiting.select()]
-            if self._before in ready:
-                self._take()
-            if self._after in ready:
-                rest = rest[self._give(rest) :]
-
-    def _give(self, content: memoryview) -> int:
-        """Send as much as the connection takes now. Returns how many bytes that is."""
+        """Give the hidden states [T, H] of a step to the next stage; the last stage gives them to stage 0."""
+        content = _bytes_of(x.contiguous())
+        self.sent += len(content)
         try:
-            return self._after.send(content)
-        except BlockingIOError:
-            return 0
+            self._after.sendall(content)
         except OSError:
             self._ended()
 
-    def begin_receive(self, x: Tensor) -> None:
-        """See Comm."""
-        self._expected = _bytes_of(x)
+    def receive(self, x: Tensor) -> None:
+        """Fill x [T, H] with what the stage before sends."""
+        _fill(_bytes_of(x), self._before, self._ended)
 
-    def end_receive(self) -> None:
-        """See Comm."""
-        while self._expected:
-            self._take()
-
-    def _take(self) -> None:
-        """Take in what has come; wait for it if nothing has."""
-        try:
-            count = self._before.recv_into(self._expected)
-        except OSError:
-            count = 0
-        if not count:
-            self._ended()
-        self._expected = self._expected[count:]
+    def begin_receive(self, x: Tensor) -> Future[None]:
+        """Begin to fill x [T, H] with what the stage before sends, after what was asked for earlier. The
+        future is done when it is filled."""
+        return self._receiver.submit(_fill, _bytes_of(x), self._before, self._ended)
 
 
 def _bytes_of(x: Tensor) -> memoryview:
     return x.view(-1).view(torch.uint8).numpy().data
+
+
+def _fill(rest: memoryview, before: socket, ended: Callable[[], NoReturn]) -> None:
+    while rest:
+        try:
+            count = before.recv_into(rest)
+        except OSError:
+            count = 0
+        if not count:
+            ended()
+        rest = rest[count:]
+
+
+def _close(neighbours: Neighbours) -> None:
+    for connection in neighbours:
+        with suppress(OSError):  # the neighbour has gone
+            connection.shutdown(SHUT_RDWR)  # a thread may wait for data
+        connection.close()

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import Connection
@@ -21,6 +22,7 @@ import msgspec
 import numpy as np
 import torch
 
+import personae
 from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
@@ -36,6 +38,7 @@ from personae.engine.parallel.messages import (
     Commit,
     Discard,
     LoadAdapter,
+    Logits,
     NextPiece,
     OpenPieces,
     PlaceExperts,
@@ -52,7 +55,7 @@ from personae.engine.parallel.messages import (
 from personae.engine.parallel.pipeline import Neighbours, Pipeline
 from personae.engine.worker.known import Guess, Ints, KnownTokens
 from personae.engine.worker.runner import Runner
-from personae.engine.worker.worker import AdapterTicket, ExpertMemory, Forward, PackedStep
+from personae.engine.worker.worker import AdapterTicket, ExpertMemory, Forward, HiddenStates, PackedStep
 from personae.errors import AdapterError, LoadError, ModelLoadError, Overloaded
 from personae.kernels.malloc import give_back_freed
 from personae.kernels.memory import memory_of
@@ -110,6 +113,7 @@ class RankServer:
         self._model = model
         self._connection = connection
         self._packed: PackedStep | None = None
+        self._hidden: deque[HiddenStates] = deque()  # of the steps without logits so far
         self._forward: Forward | None = None
         self._tickets: dict[str, AdapterTicket] = {}
         self._work: dict[int, Iterator[None]] = {}
@@ -127,7 +131,9 @@ class RankServer:
                 self._packed = self._runner.begin(message.plan, SentTokens(message))
             case RunForward():
                 assert self._packed is not None
-                self._forward = self._runner.forward(self._packed)
+                self._hidden.append(self._runner.forward(self._packed))
+            case Logits():
+                self._forward = self._runner.logits(self._hidden.popleft())
             case PromptLogits(slot=slot, first=first, count=count):
                 assert self._forward is not None
                 self._runner.prompt_logits(self._forward, slot, first, count)
@@ -245,6 +251,11 @@ def main() -> Never:
         comm = _comm(start, sys.argv[2:], partial(_check_parent, parent))
         torch.set_grad_enabled(False)
         try:
+            if start.version != personae.__version__:
+                raise LoadError(
+                    f"It has Personae {personae.__version__}, and the first rank has {start.version}. It was "
+                    "installed anew; start again."
+                )
             model = load_model(
                 Path(start.model),
                 device=CPU,

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 import torch
 
+import personae
 from personae.engine.numerics import weights_digest
 from personae.engine.parallel.comm import ONE_RANK, Comm, SharedMemory, shared_file
 from personae.engine.parallel.expert_placement import NO_GROUPS, ExpertGroups, LayerExperts, Placement
@@ -29,6 +30,7 @@ from personae.engine.parallel.messages import (
     Commit,
     Discard,
     LoadAdapter,
+    Logits,
     NextPiece,
     OpenPieces,
     PlaceExperts,
@@ -48,7 +50,7 @@ from personae.engine.params import SamplingParams
 from personae.engine.plan import Admission, StepPlan
 from personae.engine.sequence import SequenceLog
 from personae.engine.worker.known import KnownTokens
-from personae.engine.worker.worker import Forward, LogitMask, PackedStep, all_logits
+from personae.engine.worker.worker import Forward, HiddenStates, PackedStep
 from personae.errors import AdapterError, LoadError, ModelLoadError, Overloaded
 from personae.lora.source import AdapterSource
 from personae.lora.stored import Pieces
@@ -84,7 +86,17 @@ class Ranks:
         places = [(rank, stage) for stage in range(stages) for rank in range(size)]
         self._starts = [
             StartRank(
-                rank, size, stage, stages, expert_groups, str(model), weights, dtype, quantize, max_position
+                rank,
+                size,
+                stage,
+                stages,
+                expert_groups,
+                personae.__version__,
+                str(model),
+                weights,
+                dtype,
+                quantize,
+                max_position,
             )
             for rank, stage in places[1:]
         ]
@@ -264,14 +276,14 @@ class RemoteRank:
         self.tell(Begin(msgspec.structs.replace(plan, admissions=admissions), tokens, guesses))
         return bool(plan.rows) or None
 
-    def forward(
-        self,
-        packed: PackedStep,
-        overlap: Callable[[], None] | None = None,
-        logit_mask: LogitMask = all_logits,
-    ) -> Any:
+    def forward(self, packed: PackedStep, overlap: Callable[[], None] | None = None) -> Any:
         """See Worker."""
         self.tell(RunForward())
+        return True
+
+    def logits(self, hidden: HiddenStates, logit_mask: torch.Tensor | None = None) -> Any:
+        """See Worker."""
+        self.tell(Logits())
         return True
 
     def prompt_logits(self, forward: Forward, slot: int, first: int, count: int) -> torch.Tensor:

@@ -6,6 +6,9 @@ to prompts that have begun, then chunks to sequences that the fairness policy ad
 ask for more than their share come after all others, whether they have begun or not (`slot_quota.py`). Where
 rows are costly, tenants with many have theirs in turn (`row_shares.py`).
 
+Stages of a model compute several steps at the same time, so these have rows of different sequences
+(`micro_batches`): only rows whose tokens are known, and only as many as leave some for the other steps.
+
 A sequence gets all pages for its log when it is admitted, so only decode rows can find the memory full. Then
 the sequence admitted last is preempted: it drops its pages and waits again with its log. Its computed pages
 stay in the prefix cache while there is room. Background sequences come last everywhere and are preempted
@@ -19,6 +22,7 @@ right.
 `replan` makes the last plan again if its step has not begun.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -43,6 +47,8 @@ OVER_QUOTA_FACTORS = (1.5, LONGEST_FACTOR)
 STORED_A_STEP = 2  # pages that a step with rows gives to the tier, besides those it evicts
 STORED_IDLE = 16
 
+MICRO_BATCH = 16  # rows: steps with fewer take hardly less time
+
 
 class _InFlightBatch(NamedTuple):
     """A plan whose result is not committed: the sequences of its rows, decode rows first, then chunks. The
@@ -64,7 +70,8 @@ class Scheduler:
     `background` is how many tokens of a step background sequences may have while others are present; None
     chooses. `background_policy` ranks them; without it `policy` does. With `sharing`, a tenant that holds
     more than its share of the slots gives some to others (`slot_quota.py`). `drafts` is how many drafts a
-    decode row may have. `tier` keeps pages for which there is no room.
+    decode row may have. `tier` keeps pages for which there is no room. With several `micro_batches` so many
+    plans are in flight at the same time, and no sequence decodes in two of them.
 
     Every sequence that was added ends exactly once: by a delta with `finish`, or by `cancel`. Raises
     ValueError if the layout cannot work.
@@ -80,6 +87,7 @@ class Scheduler:
         sharing: bool = False,
         drafts: int = 0,
         tier: TierIndex | None = None,
+        micro_batches: int = 1,
     ) -> None:
         if min(layout.num_pages, layout.page_size, layout.max_seqs, layout.max_model_len) < 1:
             raise ValueError(f"every size of the memory layout must be at least 1: {layout}")
@@ -94,6 +102,7 @@ class Scheduler:
             raise ValueError(f"lent pages must be whole runs of {layout.run}")
         self.layout = layout
         self._drafts = drafts
+        self._micro_batches = micro_batches
         self._times = StepTime()
         self._tier = tier
         self._sequences = SequenceTable(
@@ -217,7 +226,7 @@ class Scheduler:
 
     def _add_rows(self, builder: StepBuilder, budget: TokenBudget, served: int = 0) -> list[Row]:
         """Rows for all that may have some. The first `served` decode rows have been counted."""
-        builder.add_decodes()
+        builder.add_decodes(self._micro_batch())
         if self._sequences.quota is not None:
             for sequence in builder.decoding[served:]:
                 self._sequences.serve(sequence, 1)
@@ -226,6 +235,13 @@ class Scheduler:
         builder.add_admitted()
         self._add_prompts(builder, budget)
         return builder.rows
+
+    def _micro_batch(self) -> int | None:
+        """How many decode rows a plan may have; None for all."""
+        if self._micro_batches == 1:
+            return None
+        rows = sum(sequence.planned < sequence.last for sequence in self._running.decoding)
+        return max(math.ceil(rows / self._micro_batches), MICRO_BATCH)
 
     def _finish_plan(self, builder: StepBuilder, begun: StepPlan, held_back: bool) -> StepPlan:
         """The plan with the builder's rows, and with all changes: those of the plan `begun` come first."""

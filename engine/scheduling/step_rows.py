@@ -103,19 +103,24 @@ class StepBuilder:
         for sequence, row in (*kept.decoding, *kept.drafting, *kept.chunks):
             self._budget.spend(row.count + row.drafts, background=sequence.background)
 
-    def add_decodes(self) -> None:
+    def add_decodes(self, most: int | None = None) -> None:
         """A row for each decoding sequence that is not left out, by rank; for background ones within the
         budget. A sequence with forced tokens has a chunk of these, from the tokens that are left after each
-        sequence has one."""
+        sequence has one. `most`: how many rows, and only those whose tokens are known; None: all."""
         budget, chunks, drafting = self._budget, self.chunks, self._drafting
         spare = max(budget.tokens - len(self._running), 0)
         left_out = self._sequences.left_out | self._has_row
+        left = None if most is None else most - len(self.rows) - len(drafting)
         # The loop may only remove sequences at or after its current position.
         for sequence in self._running.decoding:
             position = sequence.planned
             if position >= sequence.last or sequence in left_out:
                 continue  # the token that ends it is in flight, or other tenants' rows go first
             ahead = len(sequence.tokens) - position
+            if left is not None:
+                if left <= 0 or ahead < 1:
+                    continue  # its token is in flight, or it has a row in the next step
+                left -= 1
             count = 1 if ahead < 2 else 1 + min(ahead - 1, spare)
             if sequence.background:
                 if not budget.background:

@@ -9,6 +9,7 @@ layers differ. An adapter is placed on all ranks or on none, and memory goes bac
 or on none.
 """
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,10 +27,9 @@ from personae.engine.worker.worker import (
     AdapterTicket,
     ExpertMemory,
     Forward,
-    LogitMask,
+    HiddenStates,
     PackedStep,
     Worker,
-    all_logits,
 )
 from personae.errors import AdapterError, ModelLoadError, Overloaded
 from personae.lora.source import AdapterSource
@@ -72,16 +72,17 @@ class WorkerGroup:
             rank.check()
         return packed
 
-    def forward(
-        self,
-        packed: PackedStep,
-        overlap: Callable[[], None] | None = None,
-        logit_mask: LogitMask = all_logits,
-    ) -> Forward:
+    def forward(self, packed: PackedStep, overlap: Callable[[], None] | None = None) -> HiddenStates:
         """See Worker."""
         for rank in self._others:
             rank.forward()
-        return self._first.forward(packed, overlap, logit_mask)
+        return self._first.forward(packed, overlap)
+
+    def logits(self, hidden: HiddenStates, logit_mask: torch.Tensor | None = None) -> Forward:
+        """See Worker. The other ranks compute all logits of theirs."""
+        for rank in self._others:
+            rank.logits()
+        return self._first.logits(hidden, logit_mask)
 
     def prompt_logits(self, forward: Forward, slot: int, first: int, count: int) -> torch.Tensor:
         """See Worker."""
@@ -219,6 +220,7 @@ class _Rank:
         self._thread = ThreadPoolExecutor(1, name)
         self._pending: list[Future[None]] = []
         self._packed: PackedStep | None = None
+        self._hidden: deque[HiddenStates] = deque()  # of the steps without logits so far
         self._forward: Forward | None = None
 
     def call(self, work: Callable[..., T], *args: object) -> Future[T]:
@@ -244,9 +246,17 @@ class _Rank:
 
         def forward() -> None:
             assert self._packed is not None
-            self._forward = self.worker.forward(self._packed)
+            self._hidden.append(self.worker.forward(self._packed))
 
         self._pending.append(self.call(forward))
+
+    def logits(self) -> None:
+        """Compute the logits of the oldest step without."""
+
+        def logits() -> None:
+            self._forward = self.worker.logits(self._hidden.popleft())
+
+        self._pending.append(self.call(logits))
 
     def prompt_logits(self, slot: int, first: int, count: int) -> None:
         """Take part in computing the logits."""

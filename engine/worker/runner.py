@@ -23,7 +23,7 @@ from personae.engine.worker.graphs import DecodeGraphs
 from personae.engine.worker.known import Ints, KnownTokens
 from personae.engine.worker.page_tables import PageTables
 from personae.engine.worker.prefill_graphs import PrefillGraphs
-from personae.engine.worker.worker import Drafts, Forward, LogitMask, PackedStep, all_logits
+from personae.engine.worker.worker import Drafts, Forward, HiddenStates, PackedStep
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.side_stream import SideStream
 from personae.kernels.upload import uploads
@@ -110,33 +110,36 @@ class Runner(DeviceAdapters):
             raise RuntimeError(f"adapter {digest} is not on the device; the base would answer instead")
         return slot
 
-    def forward(
-        self,
-        packed: PackedStep,
-        overlap: Callable[[], None] | None = None,
-        logit_mask: LogitMask = all_logits,
-    ) -> Forward:
+    def forward(self, packed: PackedStep, overlap: Callable[[], None] | None = None) -> HiddenStates:
         """See Worker."""
         tokens = self._tokens(packed)
+        if self._stages > 1:
+            whole = StepPart(slice(0, len(tokens)), packed.attention, packed.lora)
+            parts = packed.parts or (whole,)
+            states, arrival = self.model.forward_stage(tokens, packed.positions, self.kv, parts)
+            if overlap is not None:
+                overlap()
+            return HiddenStates(packed, states, arrival)
         hidden = self._run_graph(packed, tokens)
         if hidden is None:
             hidden = self.model.forward(
-                tokens,
-                packed.positions,
-                self.kv,
-                packed.attention,
-                packed.lora,
-                overlap,
-                parts=packed.parts,
+                tokens, packed.positions, self.kv, packed.attention, packed.lora, overlap
             )
         elif overlap is not None:
             overlap()
+        return HiddenStates(packed, hidden)
+
+    def logits(self, hidden: HiddenStates, logit_mask: torch.Tensor | None = None) -> Forward:
+        """See Worker."""
+        packed = hidden.packed
+        if hidden.arrival is not None:
+            hidden.arrival.result()
         slots = packed.sampled_slots
         for index, (drafts, _) in packed.drafts.items():
             slots = slots + [packed.sampled_slots[index]] * len(drafts)
         output = self._output_of(slots, [1] * len(slots))
-        logits = self.model.logits(hidden[packed.sampled], output, logit_mask())
-        return Forward(packed, hidden, logits)
+        logits = self.model.logits(hidden.states[packed.sampled], output, logit_mask)
+        return Forward(packed, hidden.states, logits)
 
     def prompt_logits(self, forward: Forward, slot: int, first: int, count: int) -> torch.Tensor:
         """See Worker."""

@@ -5,6 +5,7 @@ can be one device, several that act as one (`group.py`), or a process elsewhere.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,13 +22,6 @@ from personae.lora.stored import Pieces
 
 Drafts = Mapping[int, tuple[tuple[int, ...], int]]
 """The drafts of a step, by sample: the tokens, and where their logits begin among the logits of drafts."""
-
-LogitMask = Callable[[], torch.Tensor | None]
-"""Returns which logits are needed: a bitmask [S, ceil(V / 32)], None for all."""
-
-
-def all_logits() -> None:
-    """A LogitMask that needs all logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +53,21 @@ class PackedStep:
     order: list[int]
     drafts: Drafts
     parts: tuple[StepPart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """What the layers make of a step's tokens: `states` [T, H]. `arrival`: when they have come from other
+    stages; None if they are here."""
+
+    packed: PackedStep
+    states: torch.Tensor
+    arrival: Future[None] | None = None
+
+    @property
+    def arrived(self) -> bool:
+        """Whether they are here."""
+        return self.arrival is None or self.arrival.done()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +172,13 @@ class Worker(AdapterMemory, Protocol):
     def begin(self, plan: StepPlan, known: KnownTokens, /) -> PackedStep | None:
         """Apply the plan's changes, and pack its rows, if it has any."""
 
-    def forward(
-        self,
-        packed: PackedStep,
-        overlap: Callable[[], None] | None = None,
-        logit_mask: LogitMask = all_logits,
-        /,
-    ) -> Forward:
-        """Run the model over the rows that were packed last. `overlap` is for a CPU: this thread calls it
-        while other threads compute. `logit_mask` is called after that."""
+    def forward(self, packed: PackedStep, overlap: Callable[[], None] | None = None, /) -> HiddenStates:
+        """Run the layers over the rows that were packed last. `overlap` is for a CPU: this thread calls it
+        while other threads compute."""
+
+    def logits(self, hidden: HiddenStates, logit_mask: torch.Tensor | None = None, /) -> Forward:
+        """The logits of the oldest step without: its hidden states, for which this waits. `logit_mask`: which
+        are needed, a bitmask [S, ceil(V / 32)]; None for all."""
 
     def prompt_logits(self, forward: Forward, slot: int, first: int, count: int, /) -> torch.Tensor:
         """The logits [count, V] of packed tokens from `first` on, all of one slot."""

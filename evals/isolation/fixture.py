@@ -132,6 +132,7 @@ class EngineFixture:
             draft=draft,
             tier=tier,
         ).build()
+        assert isinstance(engine, StepEngine)
         device_of(engine).kv.data.fill_(torch.nan)
         return engine
 

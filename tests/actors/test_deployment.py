@@ -29,9 +29,15 @@ def described(family: str = "llama") -> Described:
     )
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
-@pytest.mark.parametrize("use", [0.1, 0.5, 0.75])  # of the most that one replica can answer
-def test_the_expected_times_are_those_of_the_simulator(use: float, runs_ahead: bool) -> None:
+@pytest.mark.parametrize(
+    ("use", "runs_ahead", "stages"),  # of the most that one replica can answer
+    [
+        *((use, ahead, 1) for use in (0.1, 0.5, 0.75) for ahead in (False, True)),
+        (0.1, False, 2),
+        (0.75, False, 2),
+    ],
+)
+def test_the_expected_times_are_those_of_the_simulator(use: float, runs_ahead: bool, stages: int) -> None:
     costs = Costs(step=0.02, token=0.0001, row=0, adapter=0, context=1e-6, host=0, rests=False, start=0)
     costs = replace(costs, runs_ahead=runs_ahead)
     prompt, longest = 200, 40
@@ -57,13 +63,14 @@ def test_the_expected_times_are_those_of_the_simulator(use: float, runs_ahead: b
         window=64,
         max_live=4096,
         lull=600,
+        stages=stages,
     )
     answer = 29  # an answer may end before its longest: with each token by 1/64
-    most = expected(costs, Load(1, prompt, answer, 1024), rows=256).most
+    most = expected(costs, Load(1, prompt, answer, 1024), rows=256, stages=stages).most
     rate = use * most
     report = simulate(replace(scenario, workload=replace(load, rate=rate)))
     assert report.tokens / report.requests == pytest.approx(answer, rel=0.1)
-    found = expected(costs, Load(rate, prompt, answer, 1024), rows=256)
+    found = expected(costs, Load(rate, prompt, answer, 1024), rows=256, stages=stages)
     assert median(report.waits) == pytest.approx(found.first, rel=0.35)
     assert median(report.paces) == pytest.approx(found.gap, rel=0.35)
 
@@ -85,6 +92,19 @@ def test_ranks_need_less_memory_each() -> None:
     one, two = found[Layout(1, 1, 4)], found[Layout(2, 1, 2)]
     assert 0.4 * one.weight_bytes < two.weight_bytes < 0.6 * one.weight_bytes
     assert two.kv_tokens > 2 * one.kv_tokens
+
+
+def test_attention_by_sequences_has_room_for_more_tokens_where_ranks_would_have_the_same_keys() -> None:
+    load = Load(rate=0.1, prompt=64, answer=32, context=256)
+    found = {each.layout: each for each in estimates(described("mixtral"), SMALL, 4, load)}
+    tensor, attention = found[Layout(4, 1, 1)], found[Layout(1, 1, 1, attention=4)]
+    whole = found[Layout(1, 1, 4)]
+    assert (
+        tensor.weight_bytes < attention.weight_bytes < whole.weight_bytes
+    )  # experts are divided, not all else
+    assert attention.kv_tokens > tensor.kv_tokens  # two heads of keys and values on four ranks
+    assert not attention.layout.runs
+    assert {each.attention for each in {one.layout for one in estimates(described(), SMALL, 4, load)}} == {1}
 
 
 def test_a_step_of_few_tokens_reads_few_experts() -> None:

@@ -27,7 +27,7 @@ class FakeScaler:
         return [ReplicaInfo(id, "ready", running=id, waiting=1, restarts=2) for id in range(self.count)]
 
     async def scale(self, count: int, drain_seconds: float) -> None:
-        if count > self.most:
+        if not 1 <= count <= self.most:
             raise RequestError("too many", param="replicas")
         if count == 3:
             raise Conflict("no room yet", param="replicas")
@@ -103,14 +103,16 @@ async def test_a_server_with_one_engine_says_how_to_have_more(tmp_path, method: 
     assert "--replicas" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(("given", "least", "most"), [(3, 3, 3), ("3", 3, 3), ("1:4", 1, 4), ("2:2", 2, 2)])
+@pytest.mark.parametrize(
+    ("given", "least", "most"), [(3, 3, 3), ("3", 3, 3), ("1:4", 1, 4), ("2:2", 2, 2), ("0:1", 0, 1)]
+)
 def test_a_number_of_engines_is_one_or_a_range(given: Any, least: int, most: int) -> None:
     found = checked(ServeOptions(replicas=given)).replicas
     assert (found.least, found.most, found.fixed) == (least, most, least == most)
     assert Replicas(str(found)) == found
 
 
-@pytest.mark.parametrize("given", [0, -1, "0:4", "4:2", "1:", ":4", "1:2:3", "two", "1.5", "9" * 30, ""])
+@pytest.mark.parametrize("given", [0, -1, "0:0", "4:2", "1:", ":4", "1:2:3", "two", "1.5", "9" * 30, ""])
 def test_what_is_no_number_of_engines_is_refused_by_the_options_name(given: Any) -> None:
     with pytest.raises(ValueError, match=r"`replicas`: .*(is not a number of engines|larger number first)"):
         checked(ServeOptions(replicas=given))

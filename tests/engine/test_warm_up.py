@@ -96,7 +96,8 @@ def test_every_kernel_that_a_step_may_need_has_been_compiled(capability: tuple[i
             if number % 4 == 0:  # decode alone, with graphs and without
                 rows = tuple(Row(row.slot, row.start, 1, samples=True) for row in rows)
             runner.graphs = graphs if number % 8 else None
-            logits = runner.forward(runner.pack(rows, KnownTokens(LAYOUT.max_seqs, VOCAB))).logits
+            packed = runner.pack(rows, KnownTokens(LAYOUT.max_seqs, VOCAB))
+            logits = runner.logits(runner.forward(packed)).logits
             words = torch.zeros(len(rows), -(-VOCAB // 32), dtype=torch.int32)
             choose(logits, sampling_rows(len(rows), 1), words if number % 3 else None, Scratch(CUDA))
             assert gpu.machine.compiled <= ready, gpu.machine.compiled - ready

@@ -2,10 +2,10 @@
 
 `EngineHarness(folder, adapters=..., ...)` loads. `play(logs)` runs token logs to their end and returns what
 each produced. Up to `lookahead` plans are in flight, and a step is read while the next one runs, if there is
-one, as the actors do it. With `capture` decode steps run as graphs, with `prefill` those
-with prompts. With a `policy` rows have drafts, also those of the model or head in `draft` and from earlier
-`answers`. With several `ranks` each
-has the whole model, or its part of it if they are `shared`; then `ranks` of them share each of the `stages`.
+one, as the actors do it; with stages, while as many others are in these. With `capture` decode steps run as
+graphs, with `prefill` those with prompts. With a `policy` rows have drafts, also those of the model or head
+in `draft` and from earlier `answers`. With several `ranks` each has the whole model, or its part of it if
+they are `shared`; then `ranks` of them share each of the `stages`.
 """
 
 import os
@@ -23,7 +23,6 @@ from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.heads.loader import is_head, load_head
 from personae.engine.heads.states import HeadStates
 from personae.engine.kv import KVCache
-from personae.engine.launched import LaunchedStep
 from personae.engine.loader import load_model
 from personae.engine.lora_shapes import lora_shapes, rank_shapes
 from personae.engine.models.decoder import Decoder
@@ -32,6 +31,7 @@ from personae.engine.parallel.expert_placement import ExpertGroups
 from personae.engine.parallel.pipeline import Pipeline, ring
 from personae.engine.parallel.process import preparation
 from personae.engine.params import SamplingParams
+from personae.engine.pipelined import PipelinedEngine
 from personae.engine.plan import MemoryLayout, StepPlan
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
@@ -194,15 +194,19 @@ class EngineHarness:
         if answers is not None:
             propose = partial(own_text, answers=answers)
         worker = as_one(self.ranks)
-        self.engine = StepEngine(worker, spelling)
+        engine = StepEngine(worker, spelling)
         if policy is not None:
             speculator = Speculator(policy, propose, drafting, answers)
-            self.engine = SpeculativeStepEngine(worker, spelling, speculator)
+            engine = SpeculativeStepEngine(worker, spelling, speculator)
+        self.stages = stages
+        self.engine: Any = engine if stages == 1 else PipelinedEngine(engine)
         for name, path in (adapters or {}).items():
             self.place(name, read_adapter(path, self.shapes))
-        self.scheduler = Scheduler(layout, VirtualTokenCounters(), drafts=MAX_DRAFTS if policy else 0)
+        self.scheduler = Scheduler(
+            layout, VirtualTokenCounters(), drafts=MAX_DRAFTS if policy else 0, micro_batches=stages
+        )
         self.grammars: dict[GrammarSpec, Grammar] = {}
-        self.lookahead = lookahead
+        self.lookahead = max(lookahead, stages)
         self.steps = 0
         self.resumed = 0  # deferred rows that were planned again
 
@@ -258,9 +262,9 @@ class EngineHarness:
             remote = isinstance(self.grammars.get(log.grammar), RemoteGrammar)  # type: ignore[arg-type]  # None is no key
             self.scheduler.add(log, speculates=log.params.speculate and not remote)
         flying: deque[StepPlan] = deque()
-        unread: LaunchedStep | None = None
+        unread: deque[Any] = deque()
         while True:
-            while len(flying) + (unread is not None) < self.lookahead:
+            while len(flying) + len(unread) < self.lookahead:
                 plan = self.scheduler.plan()
                 if plan is None:
                     break
@@ -270,10 +274,9 @@ class EngineHarness:
                 plan = flying.popleft()
                 packed = self.engine.prepare(plan, by_tenant(plan, self.grammars))
                 forward = self.engine.forward(packed, partial(self._overlap, unread, packed, played))
-                unread = self.engine.sample(plan, forward)
-            elif unread is not None:
-                self._read(unread, played)
-                unread = None
+                unread.append(self.engine.sample(plan, forward))
+            elif unread:
+                self._read(unread.popleft(), played)
             elif self.engine.deferred:
                 time.sleep(0.001)
             else:
@@ -285,14 +288,12 @@ class EngineHarness:
         assert all(one.finish is not None for one in played.values())
         return played
 
-    def _overlap(
-        self, launched: LaunchedStep | None, packed: PackedStep | None, played: dict[str, Played]
-    ) -> None:
-        if launched is not None:
-            self._read(launched, played)
+    def _overlap(self, unread: deque[Any], packed: PackedStep | None, played: dict[str, Played]) -> None:
+        if unread and len(unread) >= self.stages - 1:
+            self._read(unread.popleft(), played)
         self.engine.fill(packed)
 
-    def _read(self, launched: LaunchedStep, played: dict[str, Played]) -> None:
+    def _read(self, launched: Any, played: dict[str, Played]) -> None:
         for delta in self.scheduler.commit(self.engine.finish(launched)):
             one = played[delta.id]
             assert one.finish is None, "a delta after the end"

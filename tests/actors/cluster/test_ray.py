@@ -22,6 +22,7 @@ from personae.actors.cluster.node import weights_digest
 from personae.actors.cluster.ray_cluster import open_ray
 from personae.actors.frontend.engine_process import EngineProcess
 from personae.actors.options import ClusterOptions, EngineOptions
+from personae.actors.replicas import load_scaling
 from personae.actors.replicas.launch import launch_replicas
 from personae.engine.tokens import Tokenizer
 from personae.errors import LoadError
@@ -35,7 +36,8 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[3] / ".pkg"))
+    paths = (str(Path(__file__).resolve().parents[3] / ".pkg"), os.getenv("PYTHONPATH"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
 
 async def test_without_ray_the_start_says_what_to_install(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,3 +104,30 @@ async def test_ray_starts_an_engine_that_survives_its_death_and_a_node_refuses_w
             with anyio.fail_after(2 * PATIENCE):
                 assert same(calm, await play_all(engines.client, logs))
     await soon(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), "engines end")
+
+
+@needs_ray
+async def test_the_load_decides_from_none_to_two_engines(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"CALM": 1.0, "PATIENCE": 0.0, "LONGEST_WAIT": 0.01}.items():
+        monkeypatch.setattr(load_scaling, name, value)
+    base = model_folder("qwen3")
+    for name in NAMES[:-1]:
+        make_adapter_folder(tmp_path / "adapters" / name, base, **ZOO[name])
+    options = EngineOptions(
+        base,
+        (tmp_path / "adapters",),
+        device="cpu",
+        dtype="float32",
+        max_seqs=2,
+        max_batch_tokens=64,
+        kv_memory=2**22,
+    )
+    async with open_cluster(options, ClusterOptions(ray="local"), 0, most=2, by_load=True) as engines:
+        client, logs = engines.client, mixed(engines)
+        calm = await play_all(client, logs)
+        await soon(lambda: not client.stats().replicas, "no engine is left")
+        for wanted in (1, 2):
+            with anyio.fail_after(2 * PATIENCE):
+                while sum(each.ready for each in client.stats().replicas.values()) < wanted:
+                    assert same(calm, await play_all(client, logs))
+        await soon(lambda: not client.stats().replicas, "both have ended")

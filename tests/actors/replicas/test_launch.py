@@ -7,16 +7,18 @@ import signal
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import anyio
 import pytest
 from crash_harness import mixed, play_all, same
 from msgspec import structs
-from patience import PATIENCE
+from patience import PATIENCE, soon
 
 from personae.actors.assembly import assemble
 from personae.actors.options import EngineOptions
 from personae.actors.process import ChildProcess, CoreProcess
+from personae.actors.replicas import load_scaling
 from personae.actors.replicas.exact import ExactPrefixes
 from personae.actors.replicas.launch import launch_replicas, open_replicas, shares
 from personae.actors.replicas.source import LocalSource
@@ -86,6 +88,23 @@ async def test_every_replica_has_its_own_figures_and_the_engine_shows_their_sum(
         assert stats.pages_total == sum(each.pages_total for each in stats.replicas.values())
         paths = {gauge.path for gauge in stats.actors}
         assert {"personae/dispatcher", "personae/engine-1/front/streamer", "engine-0/back/executor"} <= paths
+
+
+async def test_no_engine_runs_while_nobody_asks_and_a_request_waits_for_one(
+    options, processes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_scaling, "CALM", 0.5)
+    async with open_replicas(options, 0, most=1, by_load=True) as engines:
+        client, logs = engines.client, mixed(engines)
+        calm = await play_all(client, logs)
+        await soon(lambda: not client.stats().replicas, "the engine ends")
+        await soon(lambda: not Path(f"/proc/{processes[0]}").exists(), "its process ends")
+        stats = client.stats()
+        assert stats.ready
+        assert stats.cold_start_seconds > 0
+        with anyio.fail_after(2 * PATIENCE):
+            assert same(calm, await play_all(client, logs))
+        assert len(processes) == 2
 
 
 async def test_engines_come_and_go_while_streams_run_and_every_token_is_the_same(options) -> None:

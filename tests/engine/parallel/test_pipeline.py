@@ -1,5 +1,6 @@
 """Stages that have different layers answer as one process does, alone and with ranks that share a stage."""
 
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tiny_models import model_folder
 
 from personae.engine.loader import load_model
 from personae.engine.parallel.pipeline import Pipeline
+from personae.engine.scheduling import scheduler
 from personae.errors import LoadError
 
 CPU = torch.device("cpu")
@@ -23,6 +25,11 @@ FOUR: dict[str, dict[str, Any]] = {
     "one-layer": {"rank": 4, "targets": ("q_proj", "o_proj"), "layers": [1], "seed": 33, "scale": 0.5},
     "last-layer": {"rank": 3, "targets": ("q_proj",), "layers": [2], "seed": 34, "scale": 0.5},
 }
+
+
+@pytest.fixture(autouse=True)
+def _several_steps_in_the_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "MICRO_BATCH", 2)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +58,23 @@ def test_layers_that_keep_states_answer_as_in_one_process(case: str, tmp_path: P
     if case == "lfm2":
         made = {name: {**options, "targets": ("in_proj", "out_proj")} for name, options in made.items()}
     same_answers(base, 1, adapters_of(base, tmp_path, made), stages=2, tokens=TOKENS)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_layers_with_embeddings_of_their_own_that_share_keys_answer_as_in_one_process(
+    size: int, tmp_path: Path
+) -> None:
+    base = make_family_folder(tmp_path / "model", "gemma4")
+    made = {
+        "attention": {"rank": 4, "seed": 3, "targets": ["q_proj", "o_proj"]},
+        "mlp": {"rank": 4, "seed": 4, "targets": ["down_proj", "up_proj"]},
+    }
+    same_answers(base, size, adapters_of(base, tmp_path, made), stages=2, tokens=TOKENS)
+    said = (
+        "--pipeline-parallel-size 3: this model has 6 layers, 5 of which belong to the last stage, and each"
+    )
+    with pytest.raises(LoadError, match=said):
+        load_model(base, device=CPU, comm=comms_of(1, 3)[0])
 
 
 def test_ranks_share_each_stage_with_adapters_of_every_kind(tmp_path: Path) -> None:
@@ -119,6 +143,41 @@ def test_long_prompts_go_through_the_stages_in_parts(case: str, tmp_path: Path) 
     assert [] in sent  # steps with few tokens are whole
 
 
+def test_a_slot_that_changes_hands_while_its_row_is_in_the_stages_gives_nobody_other_tokens() -> None:
+    base = model_folder("llama")
+    made = EngineHarness(base, stages=2, shared=True, max_seqs=4)
+
+    def logs(names: str) -> list[Any]:
+        return [made.log(name, [20 + 3 * ord(name) % 400, 7, 9], max_tokens=24) for name in names]
+
+    alone = EngineHarness(base).play(logs("bcdef"))
+    engine, plans = made.engine, made.scheduler
+    for log in logs("abcdef"):
+        plans.add(log)
+    found: dict[str, list[int]] = {name: [] for name in "abcdef"}
+    in_stages: deque[Any] = deque()
+    cancelled = False
+
+    def read() -> None:
+        for delta in plans.commit(engine.finish(in_stages.popleft())):
+            found[delta.id] += delta.tokens
+
+    while True:
+        if not cancelled and len(in_stages) == 1 and len(found["a"]) == 6:
+            cancelled = plans.cancel("a")  # its next token is in the stages
+        if (plan := plans.plan()) is not None:
+            hidden = engine.forward(engine.prepare(plan, {}), lambda: None)
+            in_stages.append(engine.sample(plan, hidden))
+        elif not in_stages:
+            break
+        while len(in_stages) > (plan is not None):
+            read()
+    assert cancelled
+    assert {name: tokens for name, tokens in found.items() if name != "a"} == {
+        name: one.tokens for name, one in alone.items()
+    }
+
+
 def test_parts_that_are_larger_than_the_connections_buffers_pass_both_ways_at_once() -> None:
     first, second = comms_of(1, 2)
     parts = [torch.full((2**20,), float(number)) for number in range(4)]
@@ -127,16 +186,17 @@ def test_parts_that_are_larger_than_the_connections_buffers_pass_both_ways_at_on
     def pass_on() -> None:
         for _ in parts:
             x = torch.empty(2**20)
-            second.begin_receive(x)
-            second.end_receive()
+            second.receive(x)
             second.send(x + 1)
 
+    assert isinstance(first, Pipeline)
+    assert isinstance(second, Pipeline)
     with ThreadPoolExecutor(1) as threads:
         passing = threads.submit(pass_on)
-        first.begin_receive(found)
+        arrival = first.begin_receive(found)
         for part in parts:
             first.send(part)
-        first.end_receive()
+        arrival.result()
         passing.result()
     assert torch.equal(found, torch.stack(parts) + 1)
 
@@ -160,9 +220,7 @@ def test_a_stage_whose_neighbour_has_gone_says_so() -> None:
     assert isinstance(first, Pipeline)
     assert isinstance(second, Pipeline)
     second.close()
-    first.begin_receive(torch.empty(3))
     with pytest.raises(RuntimeError, match="has closed its connection"):
-        first.end_receive()
-    first.begin_receive(torch.empty(0))
+        first.begin_receive(torch.empty(3)).result()
     with pytest.raises(RuntimeError, match="has closed its connection"):
         first.send(torch.ones(3))
