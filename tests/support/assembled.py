@@ -36,7 +36,7 @@ class Assembled(EngineHarness):
         self.engine = self.spec.build_step_engine()
         self.scheduler = self.spec.build_scheduler()
         self.digests = {}
-        self.lookahead, self.steps, self.resumed = 2, 0, 0
+        self.stages, self.lookahead, self.steps, self.resumed = 1, 2, 0, 0
         for name, card in self.spec.models.items():
             if card.adapter is not None:
                 source = self.spec.library.find(card.adapter) or self.spec.library.read(card.adapter)

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from personae.actors.enginecore.executor import Executor
-from personae.actors.spec import EngineSpec
+from personae.actors.spec import Computed, EngineSpec, Launched, Prepared
 from personae.engine.step import StepEngine
 from personae.engine.worker.runner import Runner
 
@@ -53,7 +53,7 @@ class RecordingRunner(Runner):
         return self.engine.noting("back", super().giving_back(pages))
 
 
-class KnownExecutor(Executor):
+class KnownExecutor(Executor[Prepared, Computed, Launched]):
     """An executor that its engine knows."""
 
     def started(self) -> None:
