@@ -53,6 +53,18 @@ export async function call(method, path, body, signal) {
   return (await send(method, path, body, signal)).json();
 }
 
+// What the server answers to a body that is written already, whatever it is: its status and its text.
+export async function attempt(method, path, body) {
+  const more = body === undefined ? {} : { "content-type": "application/json" };
+  const response = await fetch(url(path), { method, headers: headers(more), body });
+  const found = await response.text();
+  try {
+    return { status: response.status, text: JSON.stringify(JSON.parse(found), null, 2) };
+  } catch {
+    return { status: response.status, text: found };
+  }
+}
+
 // Whether the engine would serve a request now.
 export async function ready() {
   return (await fetch(url("ready"))).ok;

@@ -1,10 +1,12 @@
-// The server's OpenAPI document, readably.
+// The server's OpenAPI document, readably, and requests to try.
 
 import { html, useState } from "./preact-htm.js";
-import { call } from "./api.js";
-import { Failure, useAnswer } from "./parts.js";
+import { attempt, call } from "./api.js";
+import { Failure, Field, useAnswer } from "./parts.js";
 
 const DEEPEST = 6;
+const SHOWN = 20_000; // characters of an answer
+const JSON_TYPE = "application/json";
 
 function named(document, schema) {
   const name = schema?.$ref?.split("/").at(-1);
@@ -73,6 +75,77 @@ function Body({ document, content }) {
   );
 }
 
+// A value that a schema takes: of an object its required fields.
+function example(document, schema, depth = 0) {
+  const [, found] = named(document, schema);
+  if (!found || depth > DEEPEST) return null;
+  if (found.default !== undefined) return found.default;
+  if (found.const !== undefined) return found.const;
+  if (found.enum) return found.enum[0];
+  const several = found.anyOf ?? found.oneOf;
+  if (several) return example(document, several[0], depth);
+  if (found.type === "array") return [example(document, found.items, depth + 1)];
+  if (found.properties) {
+    const required = (found.required ?? []).map((name) => [name, example(document, found.properties[name], depth + 1)]);
+    return Object.fromEntries(required);
+  }
+  return { string: "", integer: 1, number: 1, boolean: false, object: {} }[found.type] ?? null;
+}
+
+// The first body to try. A model is one of those that are served.
+function firstBody(document, schema, models) {
+  const fields = named(document, schema)[1]?.properties ?? {};
+  const body = { ...example(document, schema) };
+  if (fields.model) body.model = models[0] ?? "";
+  if (fields.messages) body.messages = [{ role: "user", content: "Hello!" }];
+  return JSON.stringify(body, null, 2);
+}
+
+function Try({ document, path, method, one }) {
+  const schema = one.requestBody?.content?.[JSON_TYPE]?.schema;
+  const [models] = useAnswer(() => call("GET", "v1/models").then(({ data }) => data.map(({ id }) => id)));
+  const [values, setValues] = useState({});
+  const [body, setBody] = useState(null);
+  const [answer, setAnswer] = useState(null);
+  const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
+  if (one.requestBody && !schema) return null; // a form with files
+  const text = schema ? (body ?? firstBody(document, schema, models ?? [])) : undefined;
+  const asked = (one.parameters ?? []).filter((each) => each.in !== "header");
+  const missing = asked.some((each) => each.in === "path" && !values[each.name]);
+  const send = async (event) => {
+    event.preventDefault();
+    setBusy(true);
+    setError(null);
+    const query = new URLSearchParams(asked.filter((each) => each.in === "query" && values[each.name]).map((each) => [each.name, values[each.name]]));
+    const filled = path.replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(values[name]));
+    try {
+      setAnswer(await attempt(method.toUpperCase(), `${filled.slice(1)}${query.size ? `?${query}` : ""}`, text));
+    } catch (failure) {
+      setError(failure);
+    }
+    setBusy(false);
+  };
+  return html`<h4>Try it</h4>
+    <form onSubmit=${send} aria-label=${`Try ${method} ${path}`}>
+      ${asked.map(
+        (each) =>
+          html`<${Field} label=${each.name}>
+            <input value=${values[each.name] ?? ""} onInput=${(event) => setValues({ ...values, [each.name]: event.target.value })} />
+          <//>`,
+      )}
+      ${schema &&
+      html`<${Field} label="Body to send" wide>
+        <textarea rows="8" spellcheck=${false} value=${text} onInput=${(event) => setBody(event.target.value)}></textarea>
+      <//>`}
+      <button disabled=${busy || missing}>${busy ? "Sending…" : "Send"}</button>
+    </form>
+    <${Failure} error=${error} />
+    ${answer &&
+    html`<p role="status"><b>${answer.status}</b></p>
+      <pre tabindex="0">${answer.text.slice(0, SHOWN)}${answer.text.length > SHOWN && "…"}</pre>`}`;
+}
+
 function Operation({ document, path, method, one }) {
   const [open, setOpen] = useState(false);
   return html`<details class="operation" onToggle=${(event) => setOpen(event.target.open)}>
@@ -94,6 +167,7 @@ function Operation({ document, path, method, one }) {
         return html`<p><b>${status}</b> ${found.description}</p>
           ${status < 400 && html`<${Body} document=${document} content=${found.content} />`}`;
       })}
+      <${Try} document=${document} path=${path} method=${method} one=${one} />
     </div>`}
   </details>`;
 }

@@ -196,6 +196,32 @@ def test_docs_describe_every_route(page: Page, server: Running) -> None:
     expect(page.locator(".operation")).to_have_count(2)
 
 
+def test_a_request_is_tried_beside_its_description(page: Page, server: Running) -> None:
+    open_console(page, server, "/docs")
+    summaries = page.locator(".operation summary")
+    chat = summaries.filter(has=page.get_by_text("/v1/chat/completions", exact=True))
+    chat.click()
+    form = page.get_by_role("form", name="Try post /v1/chat/completions")
+    field = form.get_by_label("Body to send")
+    expect(field).to_have_value(re.compile(next(iter(server.client.models("default")))))
+    body = json.loads(field.input_value()) | {"max_tokens": 2}
+    field.fill(json.dumps(body))
+    form.get_by_role("button", name="Send").click()
+    answer = page.locator(".operation[open]")
+    expect(answer.get_by_role("status")).to_have_text("200")
+    expect(answer.locator("pre").last).to_contain_text('"object": "chat.completion"')
+    field.fill("{")
+    form.get_by_role("button", name="Send").click()
+    expect(answer.get_by_role("status")).to_have_text("400")
+    chat.click()
+    summaries.filter(has=page.get_by_text("/v1/adapters/{name}/versions", exact=True)).click()
+    form = page.get_by_role("form", name="Try get /v1/adapters/{name}/versions")
+    expect(form.get_by_role("button", name="Send")).to_be_disabled()
+    form.get_by_label("name").fill("no/body")
+    form.get_by_role("button", name="Send").click()
+    expect(page.locator(".operation[open] [role=status]")).to_have_text("404")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_needs_no_sideways_scrolling(scheme: str, page: Page, server: Running) -> None:
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
