@@ -10,9 +10,11 @@ from patience import PATIENCE
 
 from personae.kernels.cpu import operators
 from personae.kernels.cpu.build import FLAGS, SOURCES, find_compiler
+from personae.kernels.cpu.prebuilt import features_here
 
 pytestmark = pytest.mark.skipif(
-    "fuse" not in operators(), reason="no compiler, or no AVX-512 on this machine"
+    "fuse" not in operators() or "avx512bw" not in features_here(),
+    reason="no compiler, or no AVX-512 on this machine",
 )
 ROUNDING = """
 #include "instructions.h"

@@ -23,7 +23,7 @@ from paper_gpu import lowrank, quantized
 from paper_gpu.driver import Mapped
 from paper_gpu.machine import Machine, Mistake
 from paper_gpu.tensors import Address, PaperTensor, leaves, mapped
-from personae.kernels import reference, registry
+from personae.kernels import reference, reference_latent, registry
 from personae.kernels.attention import AttentionBackend, AttentionBatch, AttentionPlan, AttentionShape
 from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows
@@ -195,7 +195,7 @@ def _whole(machine: Machine, name: str, run: Callable[..., Any]) -> Callable[...
         given = [_given(value) for value in args]
         sampling = machine.greatest if name == "choose" else None
         targets = [value.sheet for value in leaves(result) if isinstance(value, PaperTensor)]
-        truth = getattr(reference, name)
+        truth = getattr(reference_latent if name == "latent_attention" else reference, name)
 
         def job() -> None:
             if sampling is not None:
