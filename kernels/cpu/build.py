@@ -93,7 +93,7 @@ def compile_library(compiler: str, to: Path, *flags: str) -> None:
         [compiler, *FLAGS, *flags, "-o", str(to), *map(str, SOURCES)],
         check=True,
         capture_output=True,
-        timeout=300,
+        timeout=900,  # on a busy machine
     )
 
 
@@ -111,7 +111,7 @@ def built(compiler: str, *flags: str) -> Path:
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=folder) as unfinished:
             made = Path(unfinished) / "kernels.so"
-            _log.info("compiling CPU kernels (once, about 20 s)")
+            _log.info("compiling CPU kernels (once, about a minute)")
             compile_library(compiler, made, *flags)
             made.replace(target)  # atomic, in case another process builds it too
     return target
