@@ -33,6 +33,8 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         qkv_bias=bias,
         o_bias=bias,
         mlp_bias=fields.get("mlp_bias", False),
+        default_eps=1e-6 if sparse else 1e-5,
+        tie=not sparse,
         attention_scale=fields.number("attention_multiplier", default=1.0),
         mlps=[_experts(architecture, fields)] * layers if sparse else None,
     )

@@ -16,4 +16,5 @@ def translate(architecture: str, fields: Fields, *, attention_scale: float | Non
         o_bias=bias,
         attention_scale=attention_scale,
         mlp_bias=fields.get("mlp_bias", False),
+        default_eps=1e-5 if architecture == "IQuestCoderForCausalLM" else 1e-6,
     )

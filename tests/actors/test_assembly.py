@@ -92,7 +92,7 @@ def test_impossible_sizes_and_paths_are_refused(changes, match, monkeypatch) -> 
 def test_a_container_with_little_memory_has_a_smaller_cache_and_refuses_a_larger_one(monkeypatch) -> None:
     options = EngineOptions(model_folder("qwen3"), device="cpu")
     whole = assemble(options).engine_spec.layout.num_pages
-    monkeypatch.setattr("personae.kernels.memory.memory_limit", lambda: 2**20)
+    monkeypatch.setattr("personae.kernels.cgroup.memory_limit", lambda: 2**20)
     assert assemble(options).engine_spec.layout.num_pages == pytest.approx(whole * 2**19 / (2 * 2**30), abs=1)
     with pytest.raises(LoadError, match="ask for 2MiB; this machine or container has 1MiB"):
         assemble(replace(options, kv_memory=2**20, adapter_memory=2**20))

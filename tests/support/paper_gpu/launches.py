@@ -9,6 +9,7 @@ for weights in few bits, each kernel's own (`lowrank.py`, `quantized.py`).
 """
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from paper_gpu.machine import Machine, Mistake
 from paper_gpu.tensors import Address, PaperTensor, leaves, mapped
 from personae.kernels import reference, reference_latent, registry
 from personae.kernels.attention import AttentionBackend, AttentionBatch, AttentionPlan, AttentionShape
+from personae.kernels.latent_attention import LatentPlan
 from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows
 from personae.kernels.triton import launch
@@ -233,6 +235,12 @@ def _given(value: Any) -> Any:
     """An argument as the kernel will find it: device memory at that time, host memory as it is now."""
     if isinstance(value, Scratch):
         return Scratch(torch.device("cpu"))
+    if isinstance(value, LatentPlan):
+        given = copy(value)
+        for later in ("numbers", "by_token"):  # made from the batch again
+            vars(given).pop(later, None)
+        given.batch = _given(value.batch)
+        return given
     if hasattr(value, "plans"):
         value = replace(value, plans={})
 
