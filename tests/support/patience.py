@@ -20,10 +20,10 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.005)
 
 
-async def soon(condition: Callable[[], bool], what: str) -> None:
+async def soon(condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
     """The same in a test whose loop has to run meanwhile. It also works under a virtual clock, which stands
     still meanwhile if nothing else has a timer."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + patience
     while not condition():
-        assert time.monotonic() < until, f"not within {PATIENCE:g} s: {what}"
+        assert time.monotonic() < until, f"not within {patience:g} s: {what}"
         await anyio.to_thread.run_sync(time.sleep, 0.001)
