@@ -280,7 +280,7 @@ class Replay(Message, frozen=True):
 class AdapterStats(Message, frozen=True):
     """*Wire.* From the adapter store, when they have changed: adapters on the device and on the host, and
     adapters that wait to be loaded (`line`); loads and their seconds by source ("device", "host" or "disk",
-    where the adapter was). `kept_loaded` counts those that stay on the device."""
+    where the adapter was). `kept_loaded` counts the adapters on the device that stay there."""
 
     device: int = 0
     kept_loaded: int = 0

@@ -134,7 +134,7 @@ class AdapterStore(Actor[Message]):
         self._report_stats()
 
     def _keep_loaded(self, digests: frozenset[str]) -> None:
-        """Load those that are missing. Those that were kept until now may be released."""
+        """Load these adapters, and keep them. All others may be released again."""
         self._kept_loaded = digests
         for digest in sorted(digests):
             if digest not in self._placed and digest not in self._idle:

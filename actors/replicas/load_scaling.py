@@ -2,7 +2,7 @@
 
 Work that waits is measured in seconds of the replicas that serve, and what replicas do by the time that their
 steps take. Answers miss their latency targets also while little waits, since each step has many rows. With
-fewer of them it takes less time, so another replica helps if those that serve are busy.
+fewer of them it takes less time, so another replica helps if the present ones are busy.
 
 There may be no replica at all while nobody asks. The first request then has one started, and waits for it.
 """

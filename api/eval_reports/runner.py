@@ -23,7 +23,7 @@ from personae.api.wire.schema import Body
 from personae.errors import Conflict, NotFound, Overloaded, RequestError
 
 START_SECONDS = 300.0  # until the first line of the results: its cases are made before
-STOP_SECONDS = 10.0  # until a run that was told to stop is killed
+STOP_SECONDS = 10.0  # a run has so long to stop by itself; then it is killed
 NICENESS = 10  # answers come before the judging of answers
 MOST_NAMES = 64
 _COMMAND = (sys.executable, "-c", "from personae.api.cli import main; main()", "eval", "run")
