@@ -1,10 +1,13 @@
 """Tasks that run while a block does."""
 
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from anyio import create_task_group
+from anyio import create_task_group, sleep
 from anyio.abc import TaskGroup
+
+log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -23,3 +26,14 @@ async def background_tasks() -> AsyncIterator[TaskGroup]:
             tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure
+
+
+async def repeat(seconds: float, work: Callable[[], None], failure: str) -> None:
+    """Call `work` now and every so many seconds. Its errors are logged as `failure`: a task that ended would
+    take the server with it."""
+    while True:
+        try:
+            work()
+        except Exception as error:
+            log.error(failure, exc_info=error)
+        await sleep(seconds)

@@ -1,19 +1,14 @@
 """Tells the engines which adapters stay on the device."""
 
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import anyio
-
 from personae.actors.client import EngineClient
-from personae.actors.kit.background import background_tasks
+from personae.actors.kit.background import background_tasks, repeat
 from personae.api.adapters.registry import Registry
 from personae.api.services import Services
 
 CHECK_SECONDS = 1.0  # another server with the same database may change them, too
-
-logger = logging.getLogger(__name__)
 
 
 class KeptLoaded:
@@ -43,13 +38,5 @@ class KeptLoaded:
     async def running(self) -> AsyncIterator[None]:
         """Check regularly while the block runs."""
         async with background_tasks() as tasks:
-            tasks.start_soon(self._check_regularly)
+            tasks.start_soon(repeat, CHECK_SECONDS, self.check, "it is not known which adapters stay loaded")
             yield
-
-    async def _check_regularly(self) -> None:
-        while True:
-            try:
-                self.check()
-            except Exception as error:  # a task that ends would take the server with it
-                logger.error("it is not known which adapters stay loaded", exc_info=error)
-            await anyio.sleep(CHECK_SECONDS)

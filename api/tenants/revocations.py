@@ -4,19 +4,14 @@ A key may be revoked by a request, by a command in another process, or through a
 database. So what runs is compared with what is stored twice a second, and at once after a request.
 """
 
-import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-import anyio
-
-from personae.actors.kit.background import background_tasks
+from personae.actors.kit.background import background_tasks, repeat
 from personae.api.tenants.store import Identity, TenantStore
 from personae.errors import Unauthorized
-
-logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 0.5
 
@@ -81,13 +76,5 @@ class Revocations:
     async def running(self) -> AsyncIterator[None]:
         """Check regularly while the block runs."""
         async with background_tasks() as tasks:
-            tasks.start_soon(self._check_regularly)
+            tasks.start_soon(repeat, CHECK_SECONDS, self.check, "it is not known which keys were revoked")
             yield
-
-    async def _check_regularly(self) -> None:
-        while True:
-            await anyio.sleep(CHECK_SECONDS)
-            try:
-                self.check()
-            except Exception as error:  # a task that ends would take the server with it
-                logger.error("it is not known which keys were revoked", exc_info=error)
