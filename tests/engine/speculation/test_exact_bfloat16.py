@@ -90,4 +90,5 @@ def test_tokens_and_logprobs_have_the_same_bits_with_a_draft_model(base, adapter
     played = harness.play(ensemble(harness))
     for id, one in truth.items():
         assert (played[id].tokens, played[id].logprobs) == (one.tokens, one.logprobs), id
-    assert harness.scheduler.counters.accepted_tokens > 50
+    # The draft keeps bfloat16: beside a target in four bits it guesses right less often.
+    assert harness.scheduler.counters.accepted_tokens > 20
