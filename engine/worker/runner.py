@@ -132,9 +132,7 @@ class Runner(DeviceAdapters):
             kv, share = self.kv, packed.share
             return HiddenStates(
                 packed,
-                self.model.forward_share(
-                    tokens, packed.positions, kv, packed.attention, packed.lora, share
-                ),
+                self.model.forward_share(tokens, packed.positions, kv, packed.attention, packed.lora, share),
             )
         hidden = self._run_graph(packed, tokens)
         if hidden is None:

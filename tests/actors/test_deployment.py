@@ -99,11 +99,10 @@ def test_attention_by_sequences_has_room_for_more_tokens_where_ranks_would_have_
     found = {each.layout: each for each in estimates(described("mixtral"), SMALL, 4, load)}
     tensor, attention = found[Layout(4, 1, 1)], found[Layout(1, 1, 1, attention=4)]
     whole = found[Layout(1, 1, 4)]
-    assert (
-        tensor.weight_bytes < attention.weight_bytes < whole.weight_bytes
-    )  # experts are divided, not all else
+    assert tensor.weight_bytes < attention.weight_bytes < whole.weight_bytes  # attention is not divided
     assert attention.kv_tokens > tensor.kv_tokens  # two heads of keys and values on four ranks
-    assert not attention.layout.runs
+    assert attention.layout.runs
+    assert not Layout(1, 2, 1, attention=2).runs
     assert {each.attention for each in {one.layout for one in estimates(described(), SMALL, 4, load)}} == {1}
 
 
