@@ -300,7 +300,7 @@ class Scheduler:
 
         Plans in flight may still write to these pages: the memory may be used only after these plans.
         """
-        if self._running.short:
+        if self._running.short or not self.layout.lendable:
             return ()
         run = self.layout.run
         return self._running.lend(min(-(-count // run) * run, self.layout.lendable - len(self._running.lent)))
