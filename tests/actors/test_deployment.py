@@ -96,7 +96,8 @@ def test_ranks_need_less_memory_each() -> None:
 
 def test_attention_by_sequences_has_room_for_more_tokens_where_ranks_would_have_the_same_keys() -> None:
     load = Load(rate=0.1, prompt=64, answer=32, context=256)
-    found = {each.layout: each for each in estimates(described("mixtral", num_local_experts=8), SMALL, 4, load)}
+    model = described("mixtral", num_local_experts=8)
+    found = {each.layout: each for each in estimates(model, SMALL, 4, load)}
     tensor, attention = found[Layout(4, 1, 1)], found[Layout(1, 1, 1, attention=4)]
     whole = found[Layout(1, 1, 4)]
     assert tensor.weight_bytes < attention.weight_bytes < whole.weight_bytes  # attention is not divided
