@@ -212,7 +212,6 @@ class Machine:
         self.launches: Counter[str] = Counter()
         self.bound: Counter[str] = Counter()  # of `launches`, those that went past Triton
         self.compiled: set[tuple[str, str]] = set()
-        self.sources: dict[tuple[str, str], tuple[Any, ...]] = {}  # what Triton would compile for them
         self.greatest: dict[str, Any] = {}  # the arguments of the last launch of `greatest_kernel`
         self.pinned: list[tuple[int, int]] = []  # addresses, from and to, in order
         self.captures: list[int] = []

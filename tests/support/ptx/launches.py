@@ -128,7 +128,7 @@ _COMPILED: dict[str, tuple[Any, list[str]]] = {}
 def _compiled(launch: Launch, capability: int) -> tuple[Any, list[str]]:
     key = launch.key(capability)
     if key not in _COMPILED:
-        with up_to_ptx():  # ptxas would take as long as the rest of the compiler
+        with up_to_ptx():  # what ptxas makes of it is not read
             _COMPILED[key] = compile_launch(launch, capability)
     return _COMPILED[key]
 
