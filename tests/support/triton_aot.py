@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import triton
 from patience import PATIENCE
-from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -108,23 +107,6 @@ def launches() -> Iterator[list[Launch]]:
         yield found
     finally:
         JITFunction.run = original
-
-
-@contextmanager
-def up_to_ptx() -> Iterator[None]:
-    """Within the block, Triton stops at PTX: its binary is empty, and has a key of its own in the cache."""
-
-    def stages(*given: Any) -> tuple[str, str]:
-        """Asked for its key, or given a backend, its stages and more: the form of Triton's hook."""
-        if given:
-            given[1]["cubin"] = lambda ptx, metadata: b""
-        return "up to PTX", "up to PTX"
-
-    before, knobs.runtime.add_stages_inspection_hook = knobs.runtime.add_stages_inspection_hook, stages
-    try:
-        yield
-    finally:
-        knobs.runtime.add_stages_inspection_hook = before
 
 
 def compile_launch(launch: Launch, capability: int) -> tuple[Any, list[str]]:

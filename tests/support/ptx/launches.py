@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from triton.runtime.jit import JITFunction
-from triton_aot import Launch, compile_launch, up_to_ptx
+from triton_aot import Launch, compile_launch
 
 from ptx.execute import Argument, Buffer, Prepared, execute, prepare
 from ptx.numbers import BITS
@@ -128,8 +128,7 @@ _COMPILED: dict[str, tuple[Any, list[str]]] = {}
 def _compiled(launch: Launch, capability: int) -> tuple[Any, list[str]]:
     key = launch.key(capability)
     if key not in _COMPILED:
-        with up_to_ptx():  # what ptxas makes of it is not read
-            _COMPILED[key] = compile_launch(launch, capability)
+        _COMPILED[key] = compile_launch(launch, capability)
     return _COMPILED[key]
 
 
