@@ -412,7 +412,7 @@ class Borrow(Message, frozen=True):
     count: int
 
 
-class Repaid(Message, frozen=True):
+class Return(Message, frozen=True):
     """From the executor: KV pages whose memory adapters have returned."""
 
     pages: tuple[int, ...]
@@ -488,9 +488,9 @@ class Lend(Message, frozen=True):
     pages: tuple[int, ...]
 
 
-class Repay(Message, frozen=True):
+class RecallPages(Message, frozen=True):
     """From the scheduler: it needs `count` of the lent pages back, as soon as adapters that nobody holds can
-    be evicted. Answered by one or more `Repaid`."""
+    be evicted. Answered by one or more `Return`."""
 
     count: int
 

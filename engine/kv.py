@@ -19,7 +19,7 @@ from torch import Tensor
 from personae.engine.layers.block import KVSpec
 from personae.engine.plan import MemoryLayout
 from personae.kernels.attention import kv_width
-from personae.kernels.memory import Memory, giving_back_pages, memory_of
+from personae.kernels.memory import Memory, memory_of, unmapping_pages
 from personae.kernels.states import windows
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class KVCache:
         if not self._memory.granule:
             return [self._memory.reserve((*each[:2], pages, *each.shape), each.dtype) for each in kinds]
         self._pages = self._memory.reserve((pages, self.page_bytes), torch.uint8)
-        self._memory.back(self._pages)
+        self._memory.map(self._pages)
         widths = [each.layers * each.parts * prod(each.shape) * each.dtype.itemsize for each in kinds]
         return [
             part.view(each.dtype).view(pages, *each[:2], *each.shape).movedim(0, 2)
@@ -153,22 +153,22 @@ class KVCache:
         for kept in self._kept:
             yield from kept.flatten(0, 1)
 
-    def giving_back(self, pages: Collection[int]) -> Iterator[None]:
-        """Return the memory of these pages, whole runs, piece by piece. Ordered by layer there may be
-        thousands of pieces, because each page has a part in each layer."""
+    def unmapping(self, pages: Collection[int]) -> Iterator[None]:
+        """Unmap these pages, whole runs, piece by piece. Ordered by layer there may be thousands of pieces,
+        because each page has a part in each layer."""
         if self._memory.granule:
             for run in self._runs(pages):
-                self._memory.give_back(run)
+                self._memory.unmap(run)
                 yield
             return
         for tensor in self._tensors():
-            yield from giving_back_pages(self._memory, tensor, pages)
+            yield from unmapping_pages(self._memory, tensor, pages)
 
-    def having_back(self, pages: Collection[int]) -> Iterator[None]:
-        """Back pages with memory again after `giving_back`, run by run."""
+    def mapping(self, pages: Collection[int]) -> Iterator[None]:
+        """Map pages again after `unmapping`, run by run."""
         if self._memory.granule:
             for run in self._runs(pages):
-                self._memory.back(run)
+                self._memory.map(run)
                 yield
 
     def _runs(self, pages: Collection[int]) -> Iterator[Tensor]:

@@ -2,18 +2,22 @@
 
     python -m personae.evals.kills
     python -m personae.evals.kills --kind engine --kills 50 --streams 32 -- --replicas 2
+    python -m personae.evals.kills --kind prefill --kind decode --streams 8
 
 Clients stream answers of `REQUESTS`, one after the other: greedy and seeded, with adapters, logprobs and two
 choices, bound by schemas, by checked schemas, by regular expressions and by GBNF. At random moments a process
 is killed by SIGKILL: an `engine`, a `child` of the sandbox's fork server, the `forkserver`, or the
 `frontend`, which is started again and finds its engine kept. Its clients lose their connections and ask
-again; that is the only kind that clients may notice. Prints for each kind the kills, answers, lost and
-different ones, requests that were asked again, and a stream's longest pause after each kill; on stderr this
-so far, every few kills. Exit code 1 if an answer is lost or differs.
+again; that is the only kind that clients may notice. `prefill` and `decode` are the two engines of
+`--prefill-replicas 1`, whose requests have long prompts; at least half of the prompts must have been computed
+by the one and answered by the other. Prints for each kind the kills, answers, lost and different ones,
+requests that were asked again, and a stream's longest pause after each kill; on stderr this so far, every few
+kills. Exit code 1 if an answer is lost or differs.
 """
 
 import os
 import random
+import re
 import signal
 import statistics
 import sys
@@ -38,11 +42,14 @@ from personae.evals.floods import strict
 from personae.evals.neighbours import descends, sandbox_processes
 from personae.evals.served import Served
 
-KINDS = ("engine", "child", "forkserver", "frontend")
+KINDS = ("engine", "child", "forkserver", "frontend", "prefill", "decode")
+ROLES = {"prefill": 0, "decode": 1}  # and the number of the engine
+LONG = " ".join(f"{number} sheep and {number * 7} goats," for number in range(30))  # before a prompt
 _READY_SECONDS = 120.0
 _AGAIN_SECONDS = 0.5
 _TELL_EVERY = 5  # kills
 _PATH = "/v1/completions"
+_PREFILLED = re.compile(r"^personae:streams_prefilled_total\S* (\S+)$", re.MULTILINE)
 
 
 _WAYS: tuple[dict[str, Any], ...] = (
@@ -71,11 +78,16 @@ class Findings:
     different: int = 0
     again: int = 0
     pauses: list[float] = field(default_factory=list)  # of each kill the longest, in seconds
+    prefilled: int | None = None  # sequences whose prompt a prefill engine computed; None: there is none
 
     @property
     def good(self) -> bool:
-        """Whether no answer is lost or differs."""
-        return not self.lost and not self.different
+        """Whether no answer is lost or differs, and prefill engines had their part."""
+        return (
+            not self.lost
+            and not self.different
+            and (self.prefilled is None or 2 * self.prefilled >= self.answers)
+        )
 
     def line(self, kind: str) -> str:
         """These findings as a line of text."""
@@ -84,6 +96,7 @@ class Findings:
             f"{kind}: {self.kills} kills, {self.answers} answers, {self.lost.total()} lost, "
             f"{self.different} different, {self.again} asked again; longest pause of a kill "
             f"p50 {statistics.median(pauses):.2f} s, max {max(pauses):.2f} s"
+            + ("" if self.prefilled is None else f"; {self.prefilled} prompts by the prefill engine")
             + "".join(f"\n  {number} x {why}" for why, number in self.lost.most_common(5))
         )
 
@@ -95,8 +108,11 @@ class _Broken(Exception):
 class Play:
     """Clients of a server, which `restart` starts again if its frontend was killed."""
 
-    def __init__(self, kind: str, served: Served, restart: Callable[[], Awaitable[Served]]) -> None:
+    def __init__(
+        self, kind: str, served: Served, restart: Callable[[], Awaitable[Served]], streams: int
+    ) -> None:
         self.kind = kind
+        self.streams = streams
         self.served = served
         self.restart = restart
         self.found = Findings()
@@ -105,10 +121,14 @@ class Play:
         self.done = False
         self._struck = 0.0
         self._longest = 0.0
+        self._asked = 0
 
     async def answer(self, client: httpx.AsyncClient, number: int) -> Any:
         """Everything that the answer to a request contains."""
         body = REQUESTS[number] | {"model": self.models[number // 8 % len(self.models)]}
+        if self.kind in ROLES:  # with a salt of its own: no engine has pages of it
+            self._asked += 1
+            body |= {"prompt": LONG + body["prompt"], "cache_salt": f"{self._asked}"}
         texts: dict[int, list[Any]] = {}
         heard = 0.0
         url = self.served.url
@@ -178,6 +198,9 @@ class Play:
         match self.kind:
             case "engine":
                 return engine_processes(self.served.pid)
+            case "prefill" | "decode":
+                engines = engine_processes(self.served.pid)
+                return [pid for pid in engines if engine_number(pid) == ROLES[self.kind]]
             case "child":
                 return [pid for pid in sandbox if _parent_in(pid, sandbox)]
             case "forkserver":
@@ -188,9 +211,9 @@ class Play:
     async def strike(
         self, client: httpx.AsyncClient, kills: int, pause: float, chance: random.Random
     ) -> None:
-        """Kill, each time when as many answers as there are requests have come since the last time."""
+        """Kill, each time when every client has had an answer since the last time, on average."""
         while self.found.kills < kills:
-            enough = self.found.answers + len(REQUESTS)
+            enough = self.found.answers + self.streams
             while self.found.answers < enough and not self.found.lost:  # noqa: ASYNC110 - nobody tells
                 await anyio.sleep(0.01)
             await anyio.sleep(chance.uniform(0.0, pause))
@@ -209,7 +232,7 @@ class Play:
                 with suppress(ProcessLookupError):
                     os.kill(chance.choice(victims), signal.SIGKILL)
             self.found.kills += 1
-            seen = self.found.answers + len(REQUESTS)
+            seen = self.found.answers + self.streams
             while self.found.answers < seen and not self.found.lost:  # noqa: ASYNC110 - as above
                 await anyio.sleep(0.01)
             self.found.pauses.append(self._longest)
@@ -239,12 +262,30 @@ def engine_processes(server: int) -> list[int]:
     return [pid for pid in found if descends(pid, server)]
 
 
+def engine_number(pid: int) -> int | None:
+    """The number of an engine that gives pages to others: the name of the socket at which it listens. None if
+    it does not listen yet, or has ended."""
+    sockets = {}
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        fields = line.split(maxsplit=7)
+        if len(fields) == 8:  # it has a path
+            sockets[f"socket:[{fields[6]}]"] = Path(fields[7]).name
+    with suppress(OSError):
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if (name := sockets.get(os.readlink(file), "")).isdecimal():
+                    return int(name)
+    return None
+
+
 async def play(
     kind: str, arguments: list[str], kills: int, streams: int, pause: float, seed: int
 ) -> Findings:
     """One kind's kills, on a server of its own."""
     with tempfile.TemporaryDirectory() as folder:
         options = [*arguments, "--max-restarts", f"{kills + 9}", "--data-dir", f"{folder}/data"]
+        if kind in ROLES:
+            options += ["--replicas", "2", "--prefill-replicas", "1"]
         servers: list[Served] = []
 
         def start() -> Served:
@@ -259,7 +300,7 @@ async def play(
         try:
             limits = httpx.Limits(max_connections=streams + 4)
             async with httpx.AsyncClient(timeout=300, limits=limits) as client:
-                it = Play(kind, await restart(), restart)
+                it = Play(kind, await restart(), restart, streams)
                 await it.ready(client)
                 it.models = [
                     each["id"] for each in (await client.get(it.served.url + "/v1/models")).json()["data"]
@@ -270,6 +311,9 @@ async def play(
                     for name in range(streams):
                         tasks.start_soon(it.client, client, name)
                     await it.strike(client, kills, pause, random.Random(seed))
+                if kind in ROLES:
+                    metrics = (await client.get(it.served.url + "/metrics")).text
+                    it.found.prefilled = int(sum(float(count) for count in _PREFILLED.findall(metrics)))
                 return it.found
         finally:
             if servers:

@@ -2,13 +2,17 @@
 
     python -m personae.evals.tier_study tiers results.jsonl --requests 3000
     python -m personae.evals.tier_study prefill results.jsonl --requests 3000
+    python -m personae.evals.tier_study trace conversation_trace.jsonl results.jsonl --requests 3000
     python -m personae.evals.tier_study draw results.jsonl docs/internals/tiers
 
-Both append a line per run to the file, so a study can run in parts. `draw` makes a table, and an SVG for each
-figure, from all lines of the file.
+`trace` plays requests that Mooncake has published (`FAST25-release/traces` of kvcache-ai/Mooncake), with one
+token for each 32. All append a line per run to the file, so a study can run in parts. `draw` makes a table,
+and an SVG for each figure, from all lines of the file.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,7 +22,7 @@ import typer
 from personae.actors.simulation.capacity import quantile
 from personae.actors.simulation.scenario import Scenario
 from personae.actors.simulation.trouble import Costs
-from personae.actors.simulation.workload import SimulatedWorkload
+from personae.actors.simulation.workload import BLOCK, SimulatedWorkload, TracedPrompt
 from personae.actors.simulation.world import simulate
 from personae.evals.plots import lines
 
@@ -26,8 +30,18 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 Study = Literal["tiers", "prefill"]
 PAGES = 512  # of the device
+SCALE = 512 // BLOCK  # a block of a trace has 512 tokens
 SIZES = (0, 1, 2, 4, 8, 16)  # of the tier, in times the device's pages
 _COLOURS = ("#2563eb", "#d97706", "#059669", "#7c3aed")
+
+
+class TracedRequest(msgspec.Struct, frozen=True):
+    """A line of a trace: when it came, in milliseconds, its tokens, and the blocks of its prompt."""
+
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...]
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -91,6 +105,28 @@ def with_a_tier(times: int, kind: str, requests: int, seed: int) -> Scenario:
     )
 
 
+def of_a_trace(times: int, file: Path, requests: int, seed: int) -> Scenario:
+    """The beginning of a trace, on the engine of `with_a_tier` with twice the time for a token."""
+    with file.open("rb") as text:
+        traced = [msgspec.json.decode(line, type=TracedRequest) for line in islice(text, requests)]
+    load = SimulatedWorkload(
+        requests=len(traced),
+        trace=tuple(one.timestamp / 1000 for one in traced),
+        prompts=tuple(
+            TracedPrompt(one.hash_ids, max(one.input_length // SCALE, 1), max(one.output_length // SCALE, 1))
+            for one in traced
+        ),
+        adapters=0,
+        tenants=1,
+        schemas=0.0,
+        siblings=0.0,
+        leaves=0.0,
+        slow=0.0,
+    )
+    scenario = with_a_tier(times, file.stem, requests, seed)
+    return replace(scenario, workload=load, costs=replace(scenario.costs, token=0.0002))
+
+
 def apart(prefill: int, kind: str, requests: int, seed: int) -> Scenario:
     """Four engines, `prefill` of which only compute prompts; short prompts, or long ones among them."""
     load = SimulatedWorkload(
@@ -140,6 +176,13 @@ def prefill(results: Path, requests: Requests = 3000, seed: int = 1) -> None:
     for kind in ("short prompts", "long prompts"):
         for count in range(4):
             _run(results, "prefill", kind, count, apart(count, kind, requests, seed))
+
+
+@app.command()
+def trace(file: Path, results: Path, requests: Requests = 3000, seed: int = 1) -> None:
+    """Serve the first requests of a published trace with tiers of different sizes."""
+    for times in SIZES:
+        _run(results, "tiers", file.stem, times, of_a_trace(times, file, requests, seed))
 
 
 def _run(results: Path, study: Study, line: str, given: int, scenario: Scenario) -> None:

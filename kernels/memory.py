@@ -1,5 +1,5 @@
-"""Memory for large long-lived tensors. Some can be lent: the KV cache lends it to adapters and gets it
-back."""
+"""Memory for large long-lived tensors. It is mapped behind them and unmapped, so that the KV cache can lend
+some to adapters."""
 
 import ctypes
 import logging
@@ -23,12 +23,12 @@ _UNRESERVED = 0x4000  # MAP_NORESERVE, which Python's mmap may lack; much of the
 
 
 class Memory(Protocol):
-    """A device's memory. A reserved range keeps its addresses. The memory behind it can be given back and
-    backed again; its content is then arbitrary.
+    """A device's memory. A reserved range keeps its addresses. The memory behind it can be unmapped and
+    mapped again; its content is then arbitrary.
 
-    lends: whether memory that is given back can be used for other tensors. granule: the number of bytes that
-    is given back or backed at once; parts are multiples of it, except at the end of a tensor. 0: memory comes
-    when it is written, and is freed in whole pages of the system.
+    lends: whether memory that is unmapped can be used for other tensors. granule: the number of bytes that is
+    mapped at once; parts are multiples of it, except at the end of a tensor. 0: memory comes when it is
+    written, and is unmapped in whole pages of the system.
     """
 
     lends: bool
@@ -39,23 +39,23 @@ class Memory(Protocol):
         """How many granules are free."""
 
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A contiguous tensor without memory: a part must be backed before anything touches it.
+        """A contiguous tensor without memory: a part must be mapped before anything touches it.
 
         A view that is passed to a Triton kernel needs memory at its first address, even if the kernel does
         not read it: the launcher asks the driver about that address (CU_POINTER_ATTRIBUTE_DEVICE_POINTER),
         and refuses one that no kernel can access.
         """
 
-    def back(self, part: Tensor) -> None:
+    def map(self, part: Tensor) -> None:
         """Put memory behind a contiguous part that has none."""
 
-    def give_back(self, part: Tensor) -> None:
+    def unmap(self, part: Tensor) -> None:
         """Free the memory of a contiguous part for others. Nothing may use the part any more."""
 
 
 class TorchMemory:
-    """A device's memory as torch has it. On a CPU the system maps pages when they are written and unmaps them
-    when they are given back. On a GPU all of it is backed from the start and stays."""
+    """A device's memory as torch has it. On a CPU the system maps pages when they are written. On a GPU all
+    of it is mapped from the start and stays."""
 
     granule = free = 0
 
@@ -67,10 +67,10 @@ class TorchMemory:
         """See Memory. The tensor is zero."""
         return zeros(shape, dtype, self._device)
 
-    def back(self, part: Tensor) -> None:
+    def map(self, part: Tensor) -> None:
         """Does nothing: memory comes when it is written, or is there."""
 
-    def give_back(self, part: Tensor) -> None:
+    def unmap(self, part: Tensor) -> None:
         """See Memory. Frees whole pages of the system, on Linux only."""
         if not self.lends or sys.platform != "linux":
             return
@@ -123,11 +123,11 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return torch.frombuffer(memory, dtype=torch.uint8)[:size].view(dtype).view(shape)
 
 
-def giving_back_pages(memory: Memory, pages: Tensor, ids: Iterable[int]) -> Iterator[None]:
-    """Give back pages[id] for each id. Each run of neighbouring pages is one piece, because the system takes
+def unmapping_pages(memory: Memory, pages: Tensor, ids: Iterable[int]) -> Iterator[None]:
+    """Unmap pages[id] for each id. Each run of neighbouring pages is one piece, because the system takes
     about 20 us for each call on huge pages."""
     numbered = enumerate(sorted(ids))
     for _, run in groupby(numbered, lambda each: each[1] - each[0]):  # neighbours have the same difference
         found = [id for _, id in run]
-        memory.give_back(pages[found[0] : found[-1] + 1])
+        memory.unmap(pages[found[0] : found[-1] + 1])
         yield

@@ -4,8 +4,8 @@ Addresses are reserved once and stay. Memory comes in granules of equal size (us
 mapped at any of them. So kernels, page tables and captured graphs keep their addresses when a granule moves
 from one range to another.
 
-The driver's calls run on the host: they do not wait for earlier work of the device. Before memory is given
-back, the caller must ensure that no launched work uses it.
+The driver's calls run on the host: they do not wait for earlier work of the device. Before memory is
+unmapped, the caller must ensure that no launched work uses it.
 
 Functions and rules: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html. The package
 cuda-bindings calls them.
@@ -95,22 +95,22 @@ class DeviceMemory:
         length = -(-size // self.granule) * self.granule
         address = int(self._driver.call("cuMemAddressReserve", length, self.granule, 0, 0))
         self._ranges.append((address, length))
-        # torch asks the driver which device the address belongs to, so the first granule is backed for now.
-        self._back(address, 1)
+        # torch asks the driver which device the address belongs to, so the first granule is mapped for now.
+        self._map(address, 1)
         try:
             flat = torch.as_tensor(_Range(self, address, size), device=self._device)
         except (RuntimeError, ValueError) as error:
             raise DriverError(f"torch does not accept the memory: {error}") from error
-        self._take(address, 1)
+        self._unmap(address, 1)
         return flat.view(dtype).view(shape)
 
-    def back(self, part: Tensor) -> None:
+    def map(self, part: Tensor) -> None:
         """See Memory."""
-        self._back(*self._granules(part))
+        self._map(*self._granules(part))
 
-    def give_back(self, part: Tensor) -> None:
+    def unmap(self, part: Tensor) -> None:
         """See Memory."""
-        self._take(*self._granules(part))
+        self._unmap(*self._granules(part))
 
     def _granules(self, part: Tensor) -> tuple[int, int]:
         """The address of a part and the number of its granules. A tensor may end within the last one."""
@@ -119,7 +119,7 @@ class DeviceMemory:
         assert address % self.granule == 0, "a part begins at a granule"
         return address, -(-part.nbytes // self.granule)
 
-    def _back(self, address: int, count: int) -> None:
+    def _map(self, address: int, count: int) -> None:
         if count > len(self._free):
             raise DriverError(f"{count} granules are needed, {len(self._free)} are free")
         for place in range(address, address + count * self.granule, self.granule):
@@ -127,7 +127,7 @@ class DeviceMemory:
             self._mapped[place] = self._free.pop()
         self._driver.call("cuMemSetAccess", address, count * self.granule, [self._driver.access], 1)
 
-    def _take(self, address: int, count: int) -> None:
+    def _unmap(self, address: int, count: int) -> None:
         for place in range(address, address + count * self.granule, self.granule):
             self._driver.call("cuMemUnmap", place, self.granule)
             self._free.append(self._mapped.pop(place))

@@ -40,8 +40,8 @@ class LoraPool:
     capacity_rows: rank rows per module, a multiple of RANK_PAGE. max_adapters: slots. The memory is
     `pool_bytes(shapes, capacity_rows, dtype)`, in whole granules if `memory` has them, and up to as much
     again for the adapters' non-LoRA deltas, allocated on demand. spare_rows: this many more rows have an
-    address but no memory. Memory can be lent to the pool (`budget`, in bytes) and reclaimed (`free_up`); it
-    may back any module's rows. `memory`: the device's. `base`: for adapters that depend on the base's
+    address but no memory. Memory can be lent to the pool (`budget`, in bytes) and recalled (`evict`); it may
+    be mapped behind any module's rows. `memory`: the device's. `base`: for adapters that depend on the base's
     weights. A load may return before its `copies` are done: users of the adapter wait for `arriving`.
     """
 
@@ -168,9 +168,9 @@ class LoraPool:
         """The bytes of the budget that no adapter uses."""
         return self.budget - self._pages.used
 
-    def free_up(self, size: int) -> int:
+    def evict(self, size: int) -> int:
         """Evict unpinned adapters, the least recently used first, until `size` bytes are free. Returns how
-        many of them are free. `giving_back` then frees their memory."""
+        many of them are free. `unmapping` then frees their memory."""
         for digest in list(self._residents):
             if self.room >= size:
                 break
@@ -179,10 +179,10 @@ class LoraPool:
                 self.evictions += 1
         return min(self.room, size)
 
-    def giving_back(self) -> Iterator[None]:
+    def unmapping(self) -> Iterator[None]:
         """Free the memory that no adapter uses, piece by piece, once the device has finished its earlier
         work."""
-        yield from self._halves.giving_back(self._copies)
+        yield from self._halves.unmapping(self._copies)
 
     def check_fits(self, adapter: Adapter) -> None:
         """Raises AdapterError if the adapter does not fit even into an empty pool."""
@@ -238,7 +238,7 @@ class LoraPool:
         resident = self._residents[adapter.digest] = Resident(
             slot, pages, adapter.ranks, adapter.extra_bytes(self.shapes), pins=1
         )
-        yield from self._halves.backing(pages, self._copies, self.room)
+        yield from self._halves.mapping(pages, self._copies, self.room)
         if adapter.stored is not None:
             resident.pins -= 1
             return self._filler.begin(adapter.stored, pages, adapter.ranks)

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from personae.kernels.memory import Memory, giving_back_pages
+from personae.kernels.memory import Memory, unmapping_pages
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.copies import Copies
 from personae.lora.shapes import LoraShapes
@@ -36,12 +36,12 @@ class RankPool:
         self.data = memory.reserve(shape, dtype)
         self._page_bytes = layers * RANK_PAGE * width * dtype.itemsize
         self.chunk = memory.granule or self._page_bytes
-        self._backed: set[int] = set()  # chunks with memory, if chunks are granules
+        self._mapped: set[int] = set()  # chunks with memory, if chunks are granules
         self._stale: dict[int, int] = {}
         self._changes = 0
         self.kept = self.chunks(0) if memory.granule else range(0)
         for chunk in self.kept:
-            self.back(chunk)
+            self.map(chunk)
 
     def chunks(self, page: int) -> range:
         """The chunks that contain a page."""
@@ -72,12 +72,12 @@ class RankPool:
 
     def lacking(self, chunks: Iterable[int]) -> list[int]:
         """The chunks without memory, unless memory comes when it is written."""
-        return [chunk for chunk in chunks if chunk not in self._backed] if self._memory.granule else []
+        return [chunk for chunk in chunks if chunk not in self._mapped] if self._memory.granule else []
 
-    def back(self, chunk: int) -> None:
+    def map(self, chunk: int) -> None:
         """Put memory behind a chunk."""
-        self._memory.back(self._bytes(chunk))
-        self._backed.add(chunk)
+        self._memory.map(self._bytes(chunk))
+        self._mapped.add(chunk)
 
     @property
     def stale(self) -> dict[int, int]:
@@ -89,28 +89,28 @@ class RankPool:
         """The bytes of the `stale` chunks."""
         return len(self._stale) * self.chunk
 
-    def giving_back(self, stale: Mapping[int, int]) -> Iterator[None]:
+    def unmapping(self, stale: Mapping[int, int]) -> Iterator[None]:
         """Free the chunks that have been `stale` ever since, piece by piece."""
         while chunks := [chunk for chunk, since in stale.items() if self._stale.get(chunk) == since]:
             if self._memory.granule:
                 del self._stale[chunks[0]]
-                self._backed.remove(chunks[0])
-                self._memory.give_back(self._bytes(chunks[0]))
+                self._mapped.remove(chunks[0])
+                self._memory.unmap(self._bytes(chunks[0]))
             else:
                 group = chunks[0] // self.group
                 own = [page for page in chunks if page // self.group == group]
                 for page in own:
                     del self._stale[page]
-                self._give_back_pages(self.data[group], [page % self.group for page in own])
+                self._unmap_pages(self.data[group], [page % self.group for page in own])
             yield
 
-    def _give_back_pages(self, group: Tensor, pages: Collection[int]) -> None:
+    def _unmap_pages(self, group: Tensor, pages: Collection[int]) -> None:
         """Free pages of a group [L, pages, RANK_PAGE, width]."""
         if len(pages) == group.shape[1]:
-            self._memory.give_back(group)
+            self._memory.unmap(group)
             return
         for share in group:
-            for _ in giving_back_pages(self._memory, share, pages):
+            for _ in unmapping_pages(self._memory, share, pages):
                 pass
 
     def _bytes(self, chunk: int) -> Tensor:
@@ -141,7 +141,7 @@ class RankPools(Mapping[str, tuple[RankPool, RankPool]]):
     def __len__(self) -> int:
         return len(self._halves)
 
-    def backing(self, taken: Mapping[str, Collection[int]], copies: Copies, room: int) -> Iterator[None]:
+    def mapping(self, taken: Mapping[str, Collection[int]], copies: Copies, room: int) -> Iterator[None]:
         """Put memory behind allocated pages, piece by piece. If unused memory exceeds `room` bytes, it is
         freed first, because the new pages need it."""
         lacking = []
@@ -150,17 +150,17 @@ class RankPools(Mapping[str, tuple[RankPool, RankPool]]):
                 chunks = {chunk for page in pages for chunk in half.chunks(page)}
                 half.used(chunks)
                 lacking += [(half, chunk) for chunk in half.lacking(chunks)]
-        giving = self.giving_back(copies)
+        giving = self.unmapping(copies)
         while sum(half.stale_bytes for pair in self.values() for half in pair) > room:
             yield next(giving)
         for half, chunk in lacking:
             if not self._memory.free:
-                yield from self.giving_back(copies)
+                yield from self.unmapping(copies)
             if half.lacking([chunk]):  # another load may have backed it in the meantime
-                half.back(chunk)
+                half.map(chunk)
                 yield
 
-    def giving_back(self, copies: Copies) -> Iterator[None]:
+    def unmapping(self, copies: Copies) -> Iterator[None]:
         """Free what no adapter uses, piece by piece: after the device has done its earlier work, which may
         still read it, and after the copies for evicted adapters are done."""
         halves = [half for pair in self.values() for half in pair]
@@ -170,7 +170,7 @@ class RankPools(Mapping[str, tuple[RankPool, RankPool]]):
             while mark is not None and not mark.reached:
                 yield
             for half, chunks in stale:
-                yield from half.giving_back(chunks)
+                yield from half.unmapping(chunks)
 
 
 class RankPages:

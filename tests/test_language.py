@@ -43,7 +43,7 @@ MODULES = listed("choice")
 CORE = ("actors", "api", "engine", "grammar", "kernels", "lora")
 TWO_MEANINGS = listed("""
     Conversation Copies Driver End Expected Group Head Keep Launch Layout Load LoadAdapter Measured
-    Metadata Outcome Piece Placed Reader Refusal Refused Release Repay Repeat Replica Running Session
+    Metadata Outcome Piece Placed Reader Refusal Refused Release Repeat Replica Running Session
     SharedMemory Spawned Text Tokens Turn
 """)
 # No docstring or comment of these folders may have one of these words or phrases: they read like riddles.

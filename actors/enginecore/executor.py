@@ -31,10 +31,10 @@ from personae.actors.messages import (
     MemoryWanted,
     Message,
     PollMasks,
+    RecallPages,
     Release,
-    Repaid,
-    Repay,
     Resumed,
+    Return,
     StepFinished,
 )
 from personae.actors.spec import Computed, Launched, Prepared, StepRunner
@@ -81,7 +81,7 @@ class Executor(ThreadActor[Message], Generic[Prepared, Computed, Launched]):
         self._recorder = recorder
         self._borrowing: deque[AdapterTicket] = deque()  # adapter loads that wait for memory, in order
         self._memory_work: deque[Iterator[None]] = deque()
-        self._owed = 0  # pages that the scheduler asked back
+        self._recalled = 0  # pages that the scheduler recalled and that are not back yet
         self._memory_wanted = False  # the store was asked for memory
         # The launched steps whose results are not read, and when they began.
         self._in_flight: deque[tuple[Launched, float]] = deque()
@@ -109,9 +109,9 @@ class Executor(ThreadActor[Message], Generic[Prepared, Computed, Launched]):
                 self._load(digest, source)
             case Lend(pages=pages):
                 self._memory_work.append(self._placing(self._borrowing.popleft(), pages))
-            case Repay(count=count):
-                self._owed += count
-                self._repay()
+            case RecallPages(count=count):
+                self._recalled += count
+                self._return()
             case AdapterLoadFailed(adapter=digest, error=error):
                 self._worker.discard(digest)
                 self._refuse(digest, error)
@@ -121,7 +121,7 @@ class Executor(ThreadActor[Message], Generic[Prepared, Computed, Launched]):
                 self._memory_wanted = False
                 for digest in digests:
                     self._worker.release(digest)
-                self._repay()
+                self._return()
         while self._in_flight and not self._next_arrived():
             self._read_step()
             if self._in_flight:
@@ -172,20 +172,20 @@ class Executor(ThreadActor[Message], Generic[Prepared, Computed, Launched]):
             remaining -= POLL_SECONDS
         return self.pending
 
-    def _repay(self) -> None:
-        """Begin to return the pages that are owed and free now. This goes before other memory work, since
+    def _return(self) -> None:
+        """Begin to return the recalled pages that are free now. This goes before other memory work, since
         sequences wait for it."""
-        if self._owed and (pages := self._worker.repay(self._owed)):
-            self._owed = max(self._owed - len(pages), 0)
-            self._memory_work.appendleft(self._repaying(pages))
+        if self._recalled and (pages := self._worker.recall(self._recalled)):
+            self._recalled = max(self._recalled - len(pages), 0)
+            self._memory_work.appendleft(self._returning(pages))
             self.post(self._store, AdaptersEvicted(*self._worker.adapter_stats))
-        if self._owed and not self._memory_wanted:
+        if self._recalled and not self._memory_wanted:
             self._memory_wanted = True
             self.post(self._store, MemoryWanted())
 
-    def _repaying(self, pages: tuple[int, ...]) -> Iterator[None]:
-        yield from self._worker.giving_back(pages)
-        self.post(self._scheduler, Repaid(pages))
+    def _returning(self, pages: tuple[int, ...]) -> Iterator[None]:
+        yield from self._worker.returning(pages)
+        self.post(self._scheduler, Return(pages))
 
     def _load(self, digest: str, source: AdapterSource) -> None:
         """Begin to load an adapter, or ask for memory first."""
@@ -207,7 +207,7 @@ class Executor(ThreadActor[Message], Generic[Prepared, Computed, Launched]):
         placed, error, kind, arriving = False, None, "RequestFailed", None
         if borrowed:
             yield from self._worker.lending(borrowed)
-            self._repay()
+            self._return()
         try:
             arriving = yield from ticket.pieces()
             placed = True

@@ -26,10 +26,10 @@ from personae.actors.messages import (
     LetGo,
     Message,
     Preempt,
+    RecallPages,
     Refused,
-    Repaid,
-    Repay,
     Resumed,
+    Return,
     StepDone,
     StepFinished,
     Submit,
@@ -142,8 +142,8 @@ class SchedulerActor(Actor[Message]):
                         self._scheduler.resume(id)
                 case Borrow(count=count):
                     self._executor.tell(Lend(self._scheduler.lend(count)))
-                case Repaid(pages=pages):
-                    self._scheduler.take_back(pages)
+                case Return(pages=pages):
+                    self._scheduler.returned(pages)
         for delta in deltas:
             if delta.finish is not None:
                 self._known.discard(delta.id)
@@ -156,8 +156,8 @@ class SchedulerActor(Actor[Message]):
     def _act(self, deltas: Sequence[Delta], stepped: bool) -> None:
         """Plan, and send what there is to report."""
         admitted = self._plan(stepped)
-        if self._lends and (wanted := self._scheduler.call_in()):
-            self._executor.tell(Repay(wanted))
+        if self._lends and (wanted := self._scheduler.recall()):
+            self._executor.tell(RecallPages(wanted))
         if self._tier is not None:
             self._work_on(self._tier)
         if deltas or stepped or admitted:

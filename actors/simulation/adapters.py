@@ -156,7 +156,7 @@ class SimulatedAdapterMemory:
             yield
         self.lent += pages
 
-    def repay(self, count: int) -> tuple[int, ...]:
+    def recall(self, count: int) -> tuple[int, ...]:
         """Return as many pages as adapters do not need."""
         while (free := self._unused()) < min(count, len(self.lent)) and self._evict():
             pass
@@ -164,7 +164,7 @@ class SimulatedAdapterMemory:
         del self.lent[: len(pages)]
         return pages
 
-    def giving_back(self, pages: tuple[int, ...]) -> Iterator[None]:
+    def returning(self, pages: tuple[int, ...]) -> Iterator[None]:
         """Return pages in one piece."""
         yield
 

@@ -3,7 +3,9 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -16,6 +18,17 @@ BROKEN = "broken"  # an adapter whose digest begins so cannot be read
 BAD, PANICS, SLOW = "bad", "panics", "slow"  # grammars whose source begins so
 THINKS = "thinks"  # and grammars whose masks often take long
 POISON = VOCABULARY  # a prompt that begins with this token kills the engine core
+
+BLOCK = 16  # tokens of a block of a traced prompt
+
+
+class TracedPrompt(NamedTuple):
+    """A prompt and its answer: so many tokens of each. Prompts whose `blocks` begin alike begin with the same
+    tokens."""
+
+    blocks: tuple[int, ...]
+    tokens: int
+    answer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +44,7 @@ class SimulatedWorkload:
     of which `deletes` (a share) are deleted by their client after a request.
     With `conversations`, so many go on at once, chosen by Zipf's law: a prompt is the conversation's last one
     and `prompt` tokens more. After one of `turns` prompts a new conversation begins in its place.
+    With `prompts`, request i has the i-th of them, and its answer is as long as it says.
     `broken` of the adapters cannot be read, `bad` of the grammars cannot be compiled or take long, `thinks`
     of the others have slow masks, `poison` of the requests kill the engine. A share `targeted` has the
     latency targets `targets`, if there are any.
@@ -62,6 +76,7 @@ class SimulatedWorkload:
     deletes: float = 0.0
     conversations: int = 0
     turns: int = 10
+    prompts: tuple[TracedPrompt, ...] = ()
     speculates: bool = True  # every second unbound answer has drafts
 
 
@@ -122,6 +137,9 @@ def requests(load: SimulatedWorkload, seed: int) -> Iterator[SimulatedRequest]:
             talk = dice.choices(range(len(talks)), cum_weights=popular)[0]
             prompt, tenant = talks[talk] + own, tenants[talk % len(tenants)]
             talks[talk] = () if random_() * load.turns < 1 else prompt
+        traced = load.prompts[number % len(load.prompts)] if load.prompts else None
+        if traced is not None:
+            prompt = sum(map(_block, traced.blocks), ())[: traced.tokens]
         based = not digests or random_() < 0.1
         grammar = specs[randrange(len(specs))] if specs and random_() < load.schemas else None
         log = SequenceLog(
@@ -129,7 +147,7 @@ def requests(load: SimulatedWorkload, seed: int) -> Iterator[SimulatedRequest]:
             tokens=prompt,
             prompt_length=len(prompt),
             params=SamplingParams(
-                max_tokens=randrange(load.answer[0], load.answer[1] + 1),
+                max_tokens=traced.answer if traced else randrange(load.answer[0], load.answer[1] + 1),
                 seed=number,
                 jump_forward=True,
                 speculate=load.speculates and grammar is None and number % 2 == 0,
@@ -155,3 +173,8 @@ def requests(load: SimulatedWorkload, seed: int) -> Iterator[SimulatedRequest]:
         leaves = randrange(load.answer[1]) if random_() < load.leaves else None
         naps = 0.2 * random_() if random_() < load.slow else 0.0
         yield SimulatedRequest(at, tuple(logs), leaves, naps)
+
+
+@cache
+def _block(number: int) -> tuple[int, ...]:
+    return tuple(random.Random(number).choices(range(1, VOCABULARY), k=BLOCK))

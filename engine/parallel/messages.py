@@ -92,13 +92,13 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
 
 class OpenPieces(msgspec.Struct, frozen=True, tag=True):
     """Begin memory work that is done in pieces: placing the adapter that was loaded under this digest,
-    lending these pages, giving them back, or reading the experts that come to the rank with a layer's new
+    lending these pages, returning them, or reading the experts that come to the rank with a layer's new
     placement. `work`: its number."""
 
     work: int
     place: str | None = None
     lend: tuple[int, ...] | None = None
-    give_back: tuple[int, ...] | None = None
+    returned: tuple[int, ...] | None = None
     experts: tuple[int, Placement] | None = None
 
 
@@ -120,8 +120,8 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     digest: str
 
 
-class Repay(msgspec.Struct, frozen=True, tag=True):
-    """See `AdapterMemory.repay`. The answer is the pages."""
+class ReturnPages(msgspec.Struct, frozen=True, tag=True):
+    """See `AdapterMemory.recall`. The answer is the pages."""
 
     count: int
 
@@ -149,7 +149,7 @@ ToRank = (
     | NextPiece
     | Discard
     | Release
-    | Repay
+    | ReturnPages
     | AskExperts
     | PlaceExperts
 )

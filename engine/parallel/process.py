@@ -45,7 +45,7 @@ from personae.engine.parallel.messages import (
     PromptLogits,
     RankLoaded,
     Release,
-    Repay,
+    ReturnPages,
     RunForward,
     StartRank,
     ToRank,
@@ -167,8 +167,8 @@ class RankServer:
                 self._work[work] = self._tickets.pop(digest).pieces()
             case OpenPieces(work=work, lend=tuple() as pages):
                 self._work[work] = runner.lending(pages)
-            case OpenPieces(work=work, give_back=tuple() as pages):
-                self._work[work] = runner.giving_back(pages)
+            case OpenPieces(work=work, returned=tuple() as pages):
+                self._work[work] = runner.returning(pages)
             case OpenPieces(work=work, experts=(layer, placement)):
                 self._work[work] = self._experts.reading(layer, placement)
             case AskExperts():
@@ -179,8 +179,8 @@ class RankServer:
                 runner.discard(digest)
             case Release(digest=digest):
                 runner.release(digest)
-            case Repay(count=count):
-                return runner.repay(count)
+            case ReturnPages(count=count):
+                return runner.recall(count)
             case _:
                 raise TypeError(f"{type(message).__name__} has no answer")
         return None

@@ -38,7 +38,7 @@ from personae.engine.parallel.messages import (
     PromptLogits,
     RankLoaded,
     Release,
-    Repay,
+    ReturnPages,
     RunForward,
     StartRank,
     ToRank,
@@ -321,13 +321,13 @@ class RemoteRank:
         """See AdapterMemory."""
         yield from self.pieces(OpenPieces(next(self._numbers), lend=pages))
 
-    def repay(self, count: int) -> tuple[int, ...]:
+    def recall(self, count: int) -> tuple[int, ...]:
         """See AdapterMemory."""
-        return tuple(self.ask(Repay(count)))
+        return tuple(self.ask(ReturnPages(count)))
 
-    def giving_back(self, pages: tuple[int, ...]) -> Iterator[None]:
+    def returning(self, pages: tuple[int, ...]) -> Iterator[None]:
         """See AdapterMemory."""
-        yield from self.pieces(OpenPieces(next(self._numbers), give_back=pages))
+        yield from self.pieces(OpenPieces(next(self._numbers), returned=pages))
 
     def place(self, digest: str) -> Pieces:
         """See AdapterTicket.pieces."""

@@ -143,13 +143,13 @@ class RunningTable:
         self.lent.update(pages)
         return tuple(pages)
 
-    def call_in(self) -> int:
+    def recall(self) -> int:
         """How many of the lent pages are needed and were not recalled yet."""
         count = max(min(self.short, len(self.lent)) - self._recalled, 0)
         self._recalled += count
         return count
 
-    def take_back(self, pages: Iterable[int]) -> None:
+    def returned(self, pages: Iterable[int]) -> None:
         """Pages that were lent come back."""
         for page in pages:
             self.lent.remove(page)

@@ -305,13 +305,13 @@ class Scheduler:
         run = self.layout.run
         return self._running.lend(min(-(-count // run) * run, self.layout.lendable - len(self._running.lent)))
 
-    def call_in(self) -> int:
+    def recall(self) -> int:
         """How many of the lent pages the last plan was missing and were not recalled yet."""
-        return self._running.call_in()
+        return self._running.recall()
 
-    def take_back(self, pages: tuple[int, ...]) -> None:
+    def returned(self, pages: tuple[int, ...]) -> None:
         """Pages that were lent and that adapters no longer use."""
-        self._running.take_back(pages)
+        self._running.returned(pages)
 
     @property
     def pages_lent(self) -> int:

@@ -66,24 +66,24 @@ class DeviceAdapters:
         before = DeviceToHostEvent(self.kv.device)
         while not before.reached:
             yield
-        yield from self.kv.giving_back(pages)
+        yield from self.kv.unmapping(pages)
         self._lent += pages
         self.adapters.budget += len(pages) * self.kv.page_bytes
 
-    def repay(self, count: int) -> tuple[int, ...]:
+    def recall(self, count: int) -> tuple[int, ...]:
         """See AdapterMemory."""
         size, run = self.kv.page_bytes, self.layout.run
         count = min(-(-count // run) * run, len(self._lent))
-        count = self.adapters.free_up(count * size) // (run * size) * run
+        count = self.adapters.evict(count * size) // (run * size) * run
         pages = tuple(self._lent[len(self._lent) - count :])
         del self._lent[len(self._lent) - count :]
         self.adapters.budget -= count * size
         return pages
 
-    def giving_back(self, pages: tuple[int, ...]) -> Iterator[None]:
+    def returning(self, pages: tuple[int, ...]) -> Iterator[None]:
         """See AdapterMemory."""
-        yield from self.adapters.giving_back()
-        yield from self.kv.having_back(pages)
+        yield from self.adapters.unmapping()
+        yield from self.kv.mapping(pages)
 
     @property
     def adapter_stats(self) -> tuple[int, int, int]:

@@ -121,18 +121,18 @@ class WorkerGroup:
         """See AdapterMemory."""
         yield from self._together(self._all(lambda worker: worker.lending(pages)))
 
-    def repay(self, count: int) -> tuple[int, ...]:
-        """See AdapterMemory. A rank that can repay more than another borrows the difference again."""
-        found = self._all(lambda worker: worker.repay(count))
+    def recall(self, count: int) -> tuple[int, ...]:
+        """See AdapterMemory. A rank that returns more than another borrows the difference again."""
+        found = self._all(lambda worker: worker.recall(count))
         fewest = min(found, key=len)
         again = [pages[: len(pages) - len(fewest)] for pages in found]
         if any(again):
             self._each([partial(_lend, pages=pages) for pages in again])
         return fewest
 
-    def giving_back(self, pages: tuple[int, ...]) -> Iterator[None]:
+    def returning(self, pages: tuple[int, ...]) -> Iterator[None]:
         """See AdapterMemory."""
-        yield from self._together(self._all(lambda worker: worker.giving_back(pages)))
+        yield from self._together(self._all(lambda worker: worker.returning(pages)))
 
     def placing(self, tickets: Sequence[AdapterTicket]) -> Pieces:
         """See AdapterTicket.pieces. If a rank cannot place the adapter, the others discard it."""

@@ -124,11 +124,11 @@ class AdapterMemory(Protocol):
         """Lend the memory of these KV pages to adapters, after the last piece. The pages are whole runs, and
         no later step uses them."""
 
-    def repay(self, count: int, /) -> tuple[int, ...]:
+    def recall(self, count: int, /) -> tuple[int, ...]:
         """Up to `count` of the lent pages, rounded up to whole runs, as far as unpinned adapters can be
-        evicted. The cache may use them after the last piece of `giving_back`."""
+        evicted. The cache may use them after the last piece of `returning`."""
 
-    def giving_back(self, pages: tuple[int, ...], /) -> Iterator[None]:
+    def returning(self, pages: tuple[int, ...], /) -> Iterator[None]:
         """Free the memory of evicted adapters for these pages, piece by piece."""
 
 

@@ -10,7 +10,7 @@ events: requests arrive, are planned, computed, read and withdrawn, and the engi
 preempted, chunked, jumped, guessed and cached, and adapters are loaded and evicted. Alone means a new engine
 for every request. Tokens, ends and log-probabilities must be the same: with AVX-512 in bfloat16 to the last
 bit; in float32 log-probabilities up to rounding, which may also choose another token once in 10,000. Prints
-the differences. Exit code 1 if there are more.
+the differences. Exit code 1 if there are more, or if there are tiers and nothing came from them.
 """
 
 from collections import Counter
@@ -157,6 +157,9 @@ def main(
             f"{name}: " + ", ".join(f"{count} {what}" for what, count in sorted(happened.items())), flush=True
         )
         wrong += judged(differ, happened["tokens"], rounding)
+        if tier_fails is not None and not happened["tokens from the tier"]:
+            print(f"{name}: no token came from the tiers; it takes more requests", flush=True)
+            wrong += 1
     raise typer.Exit(wrong > 0)
 
 

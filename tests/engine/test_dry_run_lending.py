@@ -79,12 +79,12 @@ def place(engine: DryEngine, name: str) -> None:
     engine.place(name)
 
 
-def repay(engine: DryEngine, count: int) -> int:
+def recall(engine: DryEngine, count: int) -> int:
     """As the executor does; how many pages came back."""
-    pages = engine.engine.worker.repay(count)
-    for _ in engine.engine.worker.giving_back(pages):
+    pages = engine.engine.worker.recall(count)
+    for _ in engine.engine.worker.returning(pages):
         pass
-    engine.scheduler.take_back(pages)
+    engine.scheduler.returned(pages)
     engine.scheduler.check_integrity()
     return len(pages)
 
@@ -107,9 +107,9 @@ def lending_to_and_fro(late: Late, base: Path, adapters: Path) -> dict[str, list
             assert engine.scheduler.pages_lent > 0
             assert len(engine.held) > 1
             lent = engine.scheduler.pages_lent
-            assert repay(engine, lent // 2) >= lent // 2
+            assert recall(engine, lent // 2) >= lent // 2
             found |= {id: one.tokens for id, one in engine.play([*logs(engine, None), *load(engine)]).items()}
-            repay(engine, PAGES)
+            recall(engine, PAGES)
             assert engine.scheduler.pages_lent == 0
         assert engine.engine.worker.adapter_stats[2] > 0
         assert gpu.machine.compiled == ready
@@ -144,7 +144,7 @@ def taken_from_a_step_in_flight(what: str, base: Path, adapters: Path) -> list[i
         else:
             core.worker.release(digest)
             core.worker.adapters.unload(digest)
-            taken = core.worker.giving_back(())
+            taken = core.worker.returning(())
         for _ in taken:
             pass
         return [token for row in core.finish(launched).tokens for token in row]

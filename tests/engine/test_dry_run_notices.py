@@ -267,12 +267,12 @@ def test_a_launch_with_the_address_of_memory_that_was_given_back() -> None:
     with PaperGpu(SMALL, granule=GRANULE):
         memory = DeviceMemory(torch.device("cuda"), 2 * GRANULE)
         x = memory.reserve((2 * GRANULE // 256, 64), torch.float32)
-        memory.back(x)
+        memory.map(x)
         launch(x, 1)
         torch.cuda.synchronize()
-        memory.give_back(x[len(x) // 2 :])
+        memory.unmap(x[len(x) // 2 :])
         launch(x, 1)  # what it reads it finds
-        memory.give_back(x[: len(x) // 2])
+        memory.unmap(x[: len(x) // 2])
         with pytest.raises(Mistake, match="begins where nothing is mapped"):
             launch(x, 1)
 

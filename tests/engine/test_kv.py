@@ -103,7 +103,7 @@ def test_on_the_cpu_a_page_takes_memory_when_it_is_first_written(dtype: torch.dt
     kv.data[:, :, : layout.num_pages // 2].fill_(1)
     full = resident()
     assert full - before > 2**26
-    pieces = sum(1 for _ in kv.giving_back(range(layout.num_pages // 2)))
+    pieces = sum(1 for _ in kv.unmapping(range(layout.num_pages // 2)))
     assert pieces == 3 * 2, "neighbours go in one go, layer by layer, keys and values"
     assert full - resident() > 2**26
 
@@ -148,7 +148,7 @@ def test_in_granules_a_page_of_all_groups_is_one_stretch_of_memory() -> None:
     for keys, values in kv.layers.values():
         keys.fill_(1)
         values.fill_(1)
-    for _ in kv.giving_back([4, 5, 6, 7]):
+    for _ in kv.unmapping([4, 5, 6, 7]):
         pass
     for keys, values in kv.layers.values():
         assert keys[[4, 5, 6, 7]].isnan().all()

@@ -143,7 +143,7 @@ class Lender:
         self.experts = None
         self.lent, self._free = lent, free
 
-    def repay(self, count: int) -> tuple[int, ...]:
+    def recall(self, count: int) -> tuple[int, ...]:
         count = min(count, self._free)
         pages = tuple(self.lent[len(self.lent) - count :])
         del self.lent[len(self.lent) - count :]
@@ -157,7 +157,7 @@ class Lender:
 def test_memory_goes_back_to_the_cache_as_far_as_all_ranks_can_free_it() -> None:
     ranks = [Lender([1, 2, 3, 4], 4), Lender([1, 2, 3, 4], 1), Lender([1, 2, 3, 4], 3)]
     group = as_one(ranks)  # type: ignore[arg-type]  # as far as is asked
-    assert group.repay(4) == (4,)
+    assert group.recall(4) == (4,)
     assert [rank.lent for rank in ranks] == [[1, 2, 3]] * 3
 
 

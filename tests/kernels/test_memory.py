@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from personae.kernels.malloc import give_back_freed
-from personae.kernels.memory import giving_back_pages, memory_of, zeros
+from personae.kernels.memory import memory_of, unmapping_pages, zeros
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/statm").exists(), reason="only Linux tells a process's memory there"
@@ -25,7 +25,7 @@ def test_what_is_given_back_is_taken_anew_in_the_same_place_and_nothing_else_cha
     pages = zeros((64, 2**20), torch.float32, CPU)
     pages.fill_(7)
     address, full = pages.data_ptr(), resident()
-    assert len([*giving_back_pages(memory_of(CPU, 0), pages, [3, *range(20, 52)])]) == 2, "two runs"
+    assert len([*unmapping_pages(memory_of(CPU, 0), pages, [3, *range(20, 52)])]) == 2, "two runs"
     assert full - resident() > 30 * 2**22
     assert all((pages[id] == 7).all() for id in (0, 2, 4, 19, 52, 63))
     pages[30].fill_(5)
@@ -36,7 +36,7 @@ def test_what_is_given_back_is_taken_anew_in_the_same_place_and_nothing_else_cha
 def test_a_part_smaller_than_the_system_s_pages_stays() -> None:
     small = zeros((1000,), torch.float32, CPU)
     small.fill_(7)
-    memory_of(CPU, 0).give_back(small[1:9])
+    memory_of(CPU, 0).unmap(small[1:9])
     assert (small == 7).all()
 
 

@@ -34,20 +34,20 @@ def test_what_one_range_gives_back_another_can_have_and_no_address_changes(gpu: 
     cache = memory.reserve((4, GRANULE // 2), torch.bfloat16)
     weight_pool = memory.reserve((4, GRANULE // 2), torch.bfloat16)
     addresses = cache.data_ptr(), weight_pool.data_ptr()
-    memory.back(cache)
+    memory.map(cache)
     cache.fill_(3)
     with pytest.raises(DriverError, match="1 granules are needed, 0 are free"):
-        memory.back(weight_pool[:1])
+        memory.map(weight_pool[:1])
     torch.cuda.synchronize()
-    memory.give_back(cache[1:3])
-    memory.back(weight_pool[2:4])
+    memory.unmap(cache[1:3])
+    memory.map(weight_pool[2:4])
     weight_pool[2:4].fill_(5)
     assert (weight_pool[2:4] == 5).all()
     assert (cache[::3] == 3).all()
     assert torch.isnan(cache[1:3]).all(), "there is nothing"
     torch.cuda.synchronize()
-    memory.give_back(weight_pool[3])
-    memory.back(cache[2])
+    memory.unmap(weight_pool[3])
+    memory.map(cache[2])
     assert torch.isnan(cache[2]).all(), "it comes as it was left, which is nobody's business"
     cache[2].fill_(7)
     assert (cache[2] == 7).all()
@@ -59,18 +59,18 @@ def test_a_tensor_may_end_within_a_granule(gpu: PaperGpu) -> None:
     memory = DeviceMemory(CUDA, 2 * GRANULE)
     assert memory.free == 2
     ragged = memory.reserve((GRANULE + 6,), torch.uint8)
-    memory.back(ragged)
+    memory.map(ragged)
     assert memory.free == 0
     ragged.fill_(1)
     assert ragged.sum().item() == GRANULE + 6
-    memory.give_back(ragged[GRANULE:])
+    memory.unmap(ragged[GRANULE:])
     assert memory.free == 1
 
 
 def test_a_part_that_begins_within_a_granule_is_refused(gpu: PaperGpu) -> None:
     memory = DeviceMemory(CUDA, 2 * GRANULE)
     with pytest.raises(AssertionError, match="begins at a granule"):
-        memory.back(memory.reserve((2 * GRANULE,), torch.uint8)[16:])
+        memory.map(memory.reserve((2 * GRANULE,), torch.uint8)[16:])
 
 
 def test_memory_is_freed_with_its_last_tensor(gpu: PaperGpu) -> None:
@@ -129,12 +129,12 @@ def test_without_the_package_or_the_ability_the_shares_are_fixed(gpu: PaperGpu, 
 
 def late_write(memory: DeviceMemory, tensor: torch.Tensor) -> None:
     tensor.fill_(1)  # launched, and late
-    memory.give_back(tensor)
+    memory.unmap(tensor)
 
 
 def early_write(memory: DeviceMemory, tensor: torch.Tensor) -> None:
     torch.cuda.synchronize()
-    memory.give_back(tensor)
+    memory.unmap(tensor)
     tensor.fill_(1)
     torch.cuda.synchronize()
 
@@ -145,7 +145,7 @@ def test_who_writes_where_nothing_is_mapped_is_found_out(wrong) -> None:
         with PaperGpu(granule=GRANULE):
             memory = DeviceMemory(CUDA, GRANULE)
             tensor = memory.reserve((GRANULE,), torch.uint8)
-            memory.back(tensor)
+            memory.map(tensor)
             wrong(memory, tensor)
 
     with pytest.raises(Mistake, match="were written while nothing was mapped"):
@@ -153,7 +153,7 @@ def test_who_writes_where_nothing_is_mapped_is_found_out(wrong) -> None:
 
 
 def double_unmap(memory: DeviceMemory, tensor: torch.Tensor) -> None:
-    memory.give_back(tensor)
+    memory.unmap(tensor)
     memory._driver.call("cuMemUnmap", tensor.data_ptr(), GRANULE)
 
 
@@ -184,7 +184,7 @@ def map_at_another_address(memory: DeviceMemory, tensor: torch.Tensor) -> None:
 
 
 def map_askew(memory: DeviceMemory, tensor: torch.Tensor) -> None:
-    memory.give_back(tensor)
+    memory.unmap(tensor)
     memory._driver.call(
         "cuMemMap",
         tensor.data_ptr() + 512,
@@ -204,7 +204,7 @@ def free_mapped(memory: DeviceMemory, tensor: torch.Tensor) -> None:
 
 
 def grant_unmapped(memory: DeviceMemory, tensor: torch.Tensor) -> None:
-    memory.give_back(tensor)
+    memory.unmap(tensor)
     memory._driver.call("cuMemSetAccess", tensor.data_ptr(), GRANULE, [memory._driver.access], 1)
 
 
@@ -225,6 +225,6 @@ def test_the_driver_on_paper_refuses_what_the_driver_does(wrong) -> None:
     with gpu:
         memory = DeviceMemory(CUDA, GRANULE)
         tensor = memory.reserve((GRANULE,), torch.uint8)
-        memory.back(tensor)
+        memory.map(tensor)
         with pytest.raises(DriverError, match="INVALID_VALUE"):
             wrong(memory, tensor)

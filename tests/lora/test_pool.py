@@ -245,7 +245,7 @@ def test_an_adapter_may_come_while_memory_is_given_back() -> None:
     late = [adapter(seed, 16) for seed in range(20, 24)]
     loads = [pool.loading(each) for each in late]
     pieces = 0
-    for _ in pool.giving_back():
+    for _ in pool.unmapping():
         pieces += 1
         for load in loads[: 2 * pieces]:
             next(load, None)
@@ -269,7 +269,7 @@ def test_one_module_may_have_all_memory_and_another_gets_it_afterwards(
 ) -> None:
     given: list[int] = []
     monkeypatch.setattr(
-        "personae.lora.weight_pools.RankPool._give_back_pages",
+        "personae.lora.weight_pools.RankPool._unmap_pages",
         lambda half, group, pages: given.append(len(pages)),
     )
     pool = make_pool(capacity_rows=16, max_adapters=64, spare_rows=240)

@@ -88,7 +88,7 @@ class PoolMachine(RuleBasedStateMachine):
     def paid(self, size: int) -> None:
         """As far as whole granules go."""
         self.pool.budget -= size // self.granule * self.granule if self.granule else size
-        for _ in self.pool.giving_back():
+        for _ in self.pool.unmapping():
             pass
         if self.memory is not None:
             self.memory.free -= size // self.granule
@@ -96,9 +96,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.pool.budget > self.own)
     @rule()
-    def repay(self) -> None:
+    def recall(self) -> None:
         before = self.pool.residents
-        freed = self.pool.free_up(self.pool.budget - self.own)
+        freed = self.pool.evict(self.pool.budget - self.own)
         assert freed <= self.pool.budget - self.own
         left = [digest for digest in before if digest not in self.pool.residents]
         assert not any(self.held[digest] for digest in left), "pins are honoured"
@@ -116,7 +116,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.load(adapter)
             if len(before) < 3 and all(self.pool._pages.free[m] for m in SHAPES.modules):
                 assert set(before) < set(self.pool.residents), "nobody had to leave"
-        self.paid(self.pool.free_up(missing))
+        self.paid(self.pool.evict(missing))
 
     @invariant()
     def all_adds_up(self) -> None:

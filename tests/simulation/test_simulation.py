@@ -138,24 +138,24 @@ LENDING = replace(
 
 
 def test_memory_is_lent_to_adapters_and_returns_to_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    lent, repaid = [0], [0]
-    lending, repay = SimulatedAdapterMemory.lending, SimulatedAdapterMemory.repay
+    lent, recalled = [0], [0]
+    lending, recall = SimulatedAdapterMemory.lending, SimulatedAdapterMemory.recall
 
     def note_lending(self: SimulatedAdapterMemory, pages):  # type: ignore[no-untyped-def]  # as the original
         lent[0] += len(pages)
         return lending(self, pages)
 
-    def note_repay(self: SimulatedAdapterMemory, count):  # type: ignore[no-untyped-def]  # as the original
-        pages = repay(self, count)
-        repaid[0] += len(pages)
+    def note_recall(self: SimulatedAdapterMemory, count):  # type: ignore[no-untyped-def]  # as the original
+        pages = recall(self, count)
+        recalled[0] += len(pages)
         return pages
 
     monkeypatch.setattr(SimulatedAdapterMemory, "lending", note_lending)
-    monkeypatch.setattr(SimulatedAdapterMemory, "repay", note_repay)
+    monkeypatch.setattr(SimulatedAdapterMemory, "recall", note_recall)
     report = simulate(LENDING)
     assert report.outcomes.keys() <= {"stop", "length"}
     assert lent[0] > 24
-    assert repaid[0]
+    assert recalled[0]
 
 
 @pytest.mark.parametrize("runs_ahead", [True, False])

@@ -49,8 +49,8 @@ class RecordingRunner(Runner):
     def lending(self, pages):  # type: ignore[no-untyped-def]  # as in Runner
         return self.engine.noting("lent", super().lending(pages))
 
-    def giving_back(self, pages):  # type: ignore[no-untyped-def]  # as in Runner
-        return self.engine.noting("back", super().giving_back(pages))
+    def returning(self, pages):  # type: ignore[no-untyped-def]  # as in Runner
+        return self.engine.noting("back", super().returning(pages))
 
 
 class KnownExecutor(Executor[Prepared, Computed, Launched]):

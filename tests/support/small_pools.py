@@ -96,14 +96,14 @@ class Granules:
         first = -whole.data_ptr() % self.granule
         return whole[first : first + size].view(dtype).view(shape)
 
-    def back(self, part: Tensor) -> None:
+    def map(self, part: Tensor) -> None:
         for address in self._granules(part):
             assert address not in self.backed, "it has memory"
             assert self.free, "none is free"
             self.backed.add(address)
             self.free -= 1
 
-    def give_back(self, part: Tensor) -> None:
+    def unmap(self, part: Tensor) -> None:
         for address in self._granules(part):
             self.backed.remove(address)
             self.free += 1

@@ -47,7 +47,7 @@ def lending_checks(rig: Rig) -> Iterator[Check]:
     yield Check("lending, nothing had to be lent", float(not lent), 0)
     for digest in digests:
         rig.pool.unload(digest)
-    repay(rig, lent)
+    recall(rig, lent)
     back = rig.kv.data[:, :, min(lent) : rig.layout.num_pages]
     pattern = torch.arange(back.shape[2], device=rig.device).to(back.dtype)[:, None, None, None]
     back.copy_(pattern.expand_as(back))
@@ -63,18 +63,18 @@ def lend(rig: Rig, size: int, before: int) -> list[int]:
     last = rig.layout.num_pages - before
     pages = list(range(last - count, last))
     torch.cuda.synchronize()
-    for _ in rig.kv.giving_back(pages):
+    for _ in rig.kv.unmapping(pages):
         pass
     rig.pool.budget += count * rig.kv.page_bytes
     return pages
 
 
-def repay(rig: Rig, pages: list[int]) -> None:
+def recall(rig: Rig, pages: list[int]) -> None:
     """The cache gets them back."""
     rig.pool.budget -= len(pages) * rig.kv.page_bytes
-    for _ in rig.pool.giving_back():
+    for _ in rig.pool.unmapping():
         pass
-    for _ in rig.kv.having_back(pages):
+    for _ in rig.kv.mapping(pages):
         pass
 
 
@@ -89,10 +89,10 @@ def lending_table(rig: Rig) -> Iterator[dict[str, object]]:
     for turn in ("first", "again"):
         torch.cuda.synchronize()
         begun = time.perf_counter()
-        for _ in rig.kv.giving_back(pages):
+        for _ in rig.kv.unmapping(pages):
             pass
         given = time.perf_counter()
-        for _ in rig.kv.having_back(pages):
+        for _ in rig.kv.mapping(pages):
             pass
         done = time.perf_counter()
         size = len(pages) * rig.kv.page_bytes / MIB

@@ -53,17 +53,17 @@ def test_cached_prefixes_make_room_for_adapters() -> None:
     assert brought["again"].tokens == brought["first"].tokens
 
 
-def test_sequences_that_find_no_room_call_in_what_they_miss_and_nothing_is_lent_meanwhile() -> None:
+def test_sequences_that_find_no_room_recall_what_they_miss_and_nothing_is_lent_meanwhile() -> None:
     it = bench()
     lent = it.scheduler.lend(10)
     it.add(make_log("a", range(30), max_tokens=8), make_log("b", range(40, 70), max_tokens=8))
     it.plan()
     assert it.scheduler.running == 1
-    missing = it.scheduler.call_in()
+    missing = it.scheduler.recall()
     assert 0 < missing <= 10
-    assert it.scheduler.call_in() == 0, "it was asked for"
+    assert it.scheduler.recall() == 0, "it was asked for"
     assert it.scheduler.lend(1) == ()
-    it.scheduler.take_back(lent[:missing])
+    it.scheduler.returned(lent[:missing])
     it.commit()
     it.plan()
     assert it.scheduler.running == 2

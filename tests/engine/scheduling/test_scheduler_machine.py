@@ -186,11 +186,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.it.scheduler.pages_lent == len(self.lent) <= self.layout.lendable
 
     @rule(most=st.integers(0, 30))
-    def repay(self, most):
-        self.owed += self.it.scheduler.call_in()
+    def recall(self, most):
+        self.owed += self.it.scheduler.recall()
         assert self.owed <= len(self.lent)
         count = min(most, self.owed)
-        self.it.scheduler.take_back(tuple(self.lent[:count]))
+        self.it.scheduler.returned(tuple(self.lent[:count]))
         self.owed -= count
         del self.lent[:count]
 
