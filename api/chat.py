@@ -284,13 +284,14 @@ class ChatBuilder(AnswerBuilder):
                 chunk.prompt_token_ids = self._prompt
             self._begun.add(part.index)
             yield chunk
-        deltas = list(_deltas(part.words, reasoning=self._reasoning))
+        deltas = _deltas(part.words, reasoning=self._reasoning)
         if not deltas and part.tokens and (ids or part.entries):
             deltas.append(ChatDelta(content=""))
         for place, delta in enumerate(deltas):
             choice = ChatChunkChoice(part.index, delta)
             if place == 0:
-                choice.logprobs = self._logprobs(part)
+                if self._body.logprobs:
+                    choice.logprobs = self._logprobs(part)
                 if ids:
                     choice.token_ids = part.tokens
             yield self._chunk([choice])
@@ -310,7 +311,7 @@ class ChatBuilder(AnswerBuilder):
         choice = ChatChoice(
             part.index,
             _message(part.words, reasoning=self._reasoning),
-            self._logprobs(part, pack),
+            self._logprobs(part, pack) if self._body.logprobs else None,
             part.finish,
             part.stop_reason,
         )
@@ -319,9 +320,7 @@ class ChatBuilder(AnswerBuilder):
             choice.token_ids = part.tokens
         return choice
 
-    def _logprobs(self, part: Part, pack: Pack = as_list) -> ChatLogprobs | None:
-        if not self._body.logprobs:
-            return None
+    def _logprobs(self, part: Part, pack: Pack = as_list) -> ChatLogprobs:
         return chat_logprobs(part.entries, self._tokenizer, pack, as_ids=self._as_ids)
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatChunk:
@@ -348,24 +347,23 @@ def _message(words: OutputPieces, *, reasoning: bool) -> ChatMessage:
     return message
 
 
-def _deltas(words: OutputPieces, *, reasoning: bool) -> Iterable[ChatDelta]:
+def _deltas(words: OutputPieces, *, reasoning: bool) -> list[ChatDelta]:
     """The answer in order: one delta per piece; adjacent calls share one."""
-    calls: list[ToolCallDelta] = []
+    deltas: list[ChatDelta] = []
+    calls: list[ToolCallDelta] | None = None  # of the last delta
     for piece in words.pieces:
         if isinstance(piece, CallPart):
+            if calls is None:
+                calls = []
+                deltas.append(ChatDelta(tool_calls=calls))
             calls.append(_call_delta(piece))
             continue
-        if calls:
-            yield ChatDelta(tool_calls=calls)
-            calls = []
-        if not isinstance(piece, Span):
-            continue
-        if not piece.reasoning:
-            yield ChatDelta(content=piece.text)
-        elif reasoning:
-            yield ChatDelta(reasoning=piece.text, reasoning_content=piece.text)
-    if calls:
-        yield ChatDelta(tool_calls=calls)
+        calls = None
+        if isinstance(piece, Span) and not piece.reasoning:
+            deltas.append(ChatDelta(content=piece.text))
+        elif isinstance(piece, Span) and reasoning:
+            deltas.append(ChatDelta(reasoning=piece.text, reasoning_content=piece.text))
+    return deltas
 
 
 def _call(call: CallPart) -> ToolCall:

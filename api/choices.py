@@ -174,7 +174,7 @@ class Choice:
     def _add_words(self, words: OutputPieces, part: Part) -> None:
         if self._pending and (words.credit(self._pending) or words.calls):
             self._pending.clear()
-        if part.words:
+        if part.words.pieces:
             part.words.add(words)
         else:  # nobody else has them
             part.words = words

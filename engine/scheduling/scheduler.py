@@ -156,8 +156,9 @@ class Scheduler:
         last = self._in_flight_batches[-1].plan.step if self._in_flight_batches else None
         if table.background and sequences.waiting.foreground:
             sequences.preempt_background(last)
-        sequences.share_out(last)
-        running = len(table) - table.background
+        if sequences.quota is not None:
+            sequences.share_out(last)
+        running = table.count - table.background
         others = running > 0 or sequences.waiting.foreground > 0
         background = table.background or sequences.waiting.background
         allowed = self._allowance.of(others, running) if background else 0
@@ -203,7 +204,7 @@ class Scheduler:
         builder = StepBuilder(
             self.layout, sequences, budget, self._drafts, before, resting=self._resting, kept=kept
         )
-        self._add_rows(builder, budget, len(kept.decoding))
+        self._add_rows(builder, budget, kept)
         return self._finish_plan(builder, last.plan, last.held_back)
 
     def _take_back(self, batch: _InFlightBatch) -> KeptRows:
@@ -224,22 +225,24 @@ class Scheduler:
                 kept[place].append((sequence, row))
         return kept
 
-    def _add_rows(self, builder: StepBuilder, budget: TokenBudget, served: int = 0) -> list[Row]:
-        """Rows for all that may have some. The first `served` decode rows have been counted."""
-        builder.add_decodes(self._micro_batch())
-        if self._sequences.quota is not None:
-            for sequence in builder.decoding[served:]:
-                self._sequences.serve(sequence, 1)
-        if self._sequences.over_quota_tenants:
+    def _add_rows(self, builder: StepBuilder, budget: TokenBudget, kept: KeptRows | None = None) -> list[Row]:
+        """Rows for all that may have some, after what is kept of a plan that is made again."""
+        sequences, waiting = self._sequences, self._sequences.waiting
+        builder.add_decodes(None if self._micro_batches == 1 else self._micro_batch())
+        if sequences.quota is not None:
+            for sequence in builder.decoding[0 if kept is None else len(kept.decoding) :]:
+                sequences.serve(sequence, 1)
+        if sequences.over_quota_tenants:
             budget.over_quota = 0
-        builder.add_admitted()
-        self._add_prompts(builder, budget)
+        if kept is not None:
+            builder.add_admitted()
+        some = self._running.prefilling or waiting.foreground or waiting.background
+        if some or sequences.over_quota_tenants:
+            self._add_prompts(builder, budget)
         return builder.rows
 
-    def _micro_batch(self) -> int | None:
-        """How many decode rows a plan may have; None for all."""
-        if self._micro_batches == 1:
-            return None
+    def _micro_batch(self) -> int:
+        """How many decode rows a plan may have."""
         rows = sum(sequence.planned < sequence.last for sequence in self._running.decoding)
         return max(math.ceil(rows / self._micro_batches), MICRO_BATCH)
 
@@ -256,18 +259,18 @@ class Scheduler:
             (*begun.reclaimed, *table.reclaimed),
             tuple(table.moves),
         )
+        fetched, sources = table.clear_changes()
         batch = _InFlightBatch(
             plan,
             builder.decoding,
             chunks,
             builder.drafting,
             (len(builder.decoding) + builder.drafting, prompts),
-            table.take_unwritten(),
-            table.sources,
+            fetched,
+            sources,
             held_back,
         )
         self._in_flight_batches.append(batch)
-        table.clear_changes()
         return plan
 
     def _add_prompts(self, builder: StepBuilder, budget: TokenBudget) -> None:
@@ -305,7 +308,7 @@ class Scheduler:
 
     def call_in(self) -> int:
         """How many of the lent pages the last plan was missing and were not recalled yet."""
-        return self._running.call_in()
+        return self._running.call_in() if self._running.short else 0
 
     def take_back(self, pages: tuple[int, ...]) -> None:
         """Pages that were lent and that adapters no longer use."""
@@ -418,7 +421,7 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """The load now, without what only the engine core knows, and without the counters."""
         table = self._running
-        running = len(table)
+        running = table.count
         return SchedulerStats(
             running=running,
             waiting=len(self._sequences.sequences) - running,
@@ -433,12 +436,12 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Sequences with a slot."""
-        return len(self._running)
+        return self._running.count
 
     @property
     def waiting(self) -> int:
         """Sequences without a slot, for whatever reason."""
-        return len(self._sequences.sequences) - len(self._running)
+        return len(self._sequences.sequences) - self._running.count
 
     @property
     def fairness_gap(self) -> float:
