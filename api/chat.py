@@ -11,7 +11,7 @@ from starlette.responses import Response
 from personae.api import targets
 from personae.api.body import read_json
 from personae.api.bound import Bound, as_asked, bound_of, foreign_names
-from personae.api.check import AnswerCheck, extension
+from personae.api.check import AnswerCheck
 from personae.api.choices import Choice, Part
 from personae.api.deadline import TIMEOUT
 from personae.api.dialect import CHAT, Dialect
@@ -128,7 +128,7 @@ async def admit(
         prediction=ready.prediction,
     )
     opening, reasons = _echo(body, exchange.family.reasoning)
-    loose = loose_functions(shape)
+    checked, loose = None if bound is None else bound.checked, loose_functions(shape)
     choices = [
         Choice(
             index,
@@ -139,7 +139,7 @@ async def admit(
             opening_reasons=reasons,
             shape=shape,
             special=exchange.family.special,
-            check=AnswerCheck.of(exchange.caller.tenant, None if bound is None else bound.checked, loose),
+            check=AnswerCheck(exchange.caller.tenant, checked, loose) if checked or loose else None,
         )
         for index in range(count)
     ]
@@ -298,7 +298,7 @@ class ChatBuilder(AnswerBuilder):
         if part.finish is not None:
             end = ChatChunkChoice(part.index, ChatDelta(), finish_reason=part.finish)
             end.stop_reason = part.stop_reason
-            end.personae = extension(part)
+            end.personae = part.extension
             yield self._chunk([end])
 
     def last(self) -> Iterable[ChatChunk]:
@@ -315,7 +315,7 @@ class ChatBuilder(AnswerBuilder):
             part.finish,
             part.stop_reason,
         )
-        choice.personae = extension(part)
+        choice.personae = part.extension
         if self._body.return_token_ids:
             choice.token_ids = part.tokens
         return choice

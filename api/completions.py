@@ -10,7 +10,7 @@ from starlette.responses import Response
 from personae.api import targets
 from personae.api.body import read_json
 from personae.api.bound import as_asked, bound_of, foreign_names
-from personae.api.check import AnswerCheck, extension
+from personae.api.check import AnswerCheck
 from personae.api.choices import Choice, Part
 from personae.api.deadline import TIMEOUT
 from personae.api.dialect import CHAT
@@ -88,7 +88,7 @@ async def admit(exchange: Exchange, body: CompletionRequest) -> tuple[Job, "Comp
     bound = bound_of(body, strict=settings.default_strict)
     exchange.ignored.extend(foreign_names(body))
     grammar = as_asked(None if bound is None else bound.spec, body, settings)
-    bound_by = None if bound is None else bound.param
+    bound_by, checked = (None, None) if bound is None else (bound.param, bound.checked)
     left_out = await exclusions(exchange, body, bound_by)
     answers = not (asked == 0 and body.echo)
     job = Job.begin(exchange, "cmpl-", prepared.model, body, bound_by=bound_by)
@@ -121,7 +121,7 @@ async def admit(exchange: Exchange, body: CompletionRequest) -> tuple[Job, "Comp
                 echoed=bool(body.echo) and logprobs is not None,
                 offsets=logprobs is not None,
                 answers=answers,
-                check=None if bound is None else AnswerCheck.of(exchange.caller.tenant, bound.checked),
+                check=None if checked is None else AnswerCheck(exchange.caller.tenant, checked, {}),
             )
             for index in range(count)
         ]
@@ -302,7 +302,7 @@ class CompletionBuilder(AnswerBuilder):
             ),
             finish_reason=part.finish,
             stop_reason=part.stop_reason,
-            personae=extension(part),
+            personae=part.extension,
         )
         if self._body.return_token_ids:
             choice.token_ids = part.tokens

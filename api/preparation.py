@@ -4,6 +4,7 @@ answer may be, which log-probabilities there are room for."""
 from dataclasses import dataclass
 
 from personae.actors.client import ModelCard
+from personae.api.adapters.defaults import NO_DEFAULTS
 from personae.api.answering import answering, chosen_model, with_defaults
 from personae.api.defaults import fill
 from personae.api.dialect import Dialect
@@ -82,7 +83,8 @@ async def begin(exchange: Exchange, body: SamplingFields) -> Preparation:
     exchange = await answering(exchange, body.model)
     model = chosen_model(exchange, body)
     exchange = await with_defaults(exchange, model)
-    fill(body, exchange.defaults)
+    if exchange.defaults is not NO_DEFAULTS:
+        fill(body, exchange.defaults)
     wants_usage(body)
     style = text_style(body, exchange.settings)
     alternatives = logprob_count("prompt_logprobs", body.prompt_logprobs, exchange.settings)

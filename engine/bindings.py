@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from personae.engine.deferral import Deferrals
-from personae.engine.exclusion import Exclusion, excludes
+from personae.engine.exclusion import Exclusion
 from personae.engine.launched import Brought, LaunchedStep
 from personae.engine.plan import Row
 from personae.engine.sampled_tokens import TokenChoices
@@ -48,7 +48,7 @@ class Bindings:
         """A sequence takes a slot."""
         if log.grammar is not None:
             self._bind(slot, log, grammars[log.tenant, log.grammar])
-        elif excludes(log.params):
+        elif log.params.allowed_tokens or log.params.bad_words_token_ids:
             self.matchers[slot] = Exclusion(log, self._vocab_size)
 
     def _bind(self, slot: int, log: SequenceLog, grammar: Grammar) -> None:
