@@ -39,10 +39,10 @@ class RunningTable:
     """The sequences with a slot, in three lists, all by rank: background last, then by admission.
 
     `prefilling` have a part of their log still to be planned; `decoding` have none; `parked` wait for a mask
-    and are not planned. `count` is how many sequences there are, `background` how many of them are
-    background. `releases`, `copies`, `reclaimed` and `moves` collect what the next plan must contain.
-
-    `lent` are the pages whose memory is lent to adapters. `sessions` keep pages that no sequence holds.
+    and are not planned. `releases`, `copies`, `reclaimed` and `moves` collect what the next plan must
+    contain.
+    `background` counts the background sequences. `lent` are the pages whose memory is lent to adapters.
+    `sessions` keep pages that no sequence holds.
     `short` is how many pages were missing since it was set to 0. `holds` are pages that are kept for other
     engines, by number. `unwritten` pages are in the cache and get their content only in a step that is not
     committed yet.
@@ -64,7 +64,6 @@ class RunningTable:
         "_unstored",
         "background",
         "copies",
-        "count",
         "decoding",
         "holds",
         "lent",
@@ -94,7 +93,7 @@ class RunningTable:
         # (order, room, missing pages) of the last sequence that got no slot.
         self._refused: tuple[int, int, int] | None = None
         self._sources: list[PageNode] = []
-        self.count = self.background = 0
+        self.background = 0
         self.prefilling: list[LiveSequence] = []
         self.decoding: list[LiveSequence] = []
         self.parked: list[LiveSequence] = []
@@ -109,6 +108,9 @@ class RunningTable:
         self.unwritten: set[PageNode] = set()
         self._fetched: list[PageNode] = []  # in the next plan
         self._recalled = 0  # pages that were recalled and are not back yet
+
+    def __len__(self) -> int:
+        return len(self.decoding) + len(self.prefilling) + len(self.parked)
 
     def __iter__(self) -> Iterator[LiveSequence]:
         yield from self.decoding
@@ -127,7 +129,7 @@ class RunningTable:
     def lend(self, count: int) -> tuple[int, ...]:
         """Up to `count` pages that no sequence holds, in whole runs. Their cached content is dropped. One
         page stays for each running sequence to grow into."""
-        count = min(count, self._cache.available - self.count)
+        count = min(count, self._cache.available - len(self))
         pages = self._cache.take_runs(max(count, 0) // self._run, self._run)
         self.lent.update(pages)
         return tuple(pages)
@@ -172,7 +174,7 @@ class RunningTable:
     def has_slot_for(self, sequence: LiveSequence, others: int) -> bool:
         """Whether there are slots for it and `others`, and memory for it even if none of it is cached."""
         return len(self._free_slots) > others and self._cache.can_allocate(
-            self.pages_for(sequence) + self.count
+            self.pages_for(sequence) + len(self)
         )
 
     def pages_for(self, sequence: LiveSequence) -> int:
@@ -192,14 +194,14 @@ class RunningTable:
 
         One page stays for each running sequence to grow into. Otherwise a preemption would soon follow.
         """
-        room = self._cache.available - self.count
+        room = self._cache.available - len(self)
         if not self._free_slots:
             return False
         if self._refused is not None and self._refused[0] == sequence.order and room <= self._refused[1]:
             self.short = max(self.short, self._refused[2])
             return False
         sequence.log = log = sequence.current_log()
-        cache, margin = self._cache, self.count
+        cache, margin = self._cache, len(self)
         hit = cache.match(sequence.root, sequence.cache_key(log.tokens, 0)) if sequence.reads_cache else MISS
         fresh = -(-len(log.tokens) // self._page_size) - len(hit.nodes)
         fetched = _fetched_behind(sequence.staged, len(hit.nodes))
@@ -234,7 +236,6 @@ class RunningTable:
             sequence.cached = min(cached, log.prompt_length)
         sequence.publish_at = (len(handle.nodes) + 1) * self._page_size
         self._admissions += 1
-        self.count += 1
         self.background += sequence.background
         insort(self.prefilling, sequence, key=_by_rank)
         if sequence.staged is not None:
@@ -339,12 +340,12 @@ class RunningTable:
                     node.session = node.session or session
                     self._unstored.append(node)
         self._cache.release(sequence.handle, sequence.pages, keep=keep)
-        self.count -= 1
         self.background -= sequence.background
         sequence.slot = sequence.handle = None
         sequence.pages = []
         sequence.planned = sequence.computed = sequence.capacity = sequence.stale = 0
         sequence.parked = False
+
 
     def hold(self, root: bytes, chunks: Sequence[bytes]) -> HeldPages:
         """See Scheduler."""
@@ -377,7 +378,7 @@ class RunningTable:
     @property
     def has_pages_to_spare(self) -> bool:
         """Whether there is a page for each running sequence to grow into, and one more."""
-        return self._cache.can_allocate(self.count + 1)
+        return self._cache.can_allocate(len(self) + 1)
 
     def grow(self, sequence: LiveSequence) -> tuple[int]:
         """One more page. Call `can_grow` first."""
@@ -421,6 +422,7 @@ class RunningTable:
         self._sources += sources
         return True
 
+
     def park(self, sequence: LiveSequence, stale: int) -> None:
         """No token was chosen at its last position because its mask is not ready. That position is planned
         again after `unpark`. `stale` rows of it are in flight."""
@@ -454,12 +456,12 @@ class RunningTable:
         """The plan has been made: clear what it contains, and unpin the pages that it copies. Returns the
         pages that get their content in it, and those that it copies."""
         fetched, sources = tuple(self._fetched), tuple(self._sources)
+        self._fetched.clear()
         self.releases.clear()
         self.reclaimed.clear()
         self.copies.clear()
         self.moves.clear()
-        self._fetched.clear()
-        for node in sources:
+        for node in self._sources:
             self._cache.unpin(node)
         self._sources.clear()
         return fetched, sources
@@ -469,7 +471,6 @@ class RunningTable:
         for table in (self.decoding, self.prefilling, self.parked):
             ranks = [sequence.rank for sequence in table]
             assert ranks == sorted(set(ranks)), f"not in order: {ranks}"
-        assert self.count == len([*self]), "the count of sequences is wrong"
         assert self.background == sum(s.background for s in self), (
             "the count of background sequences is wrong"
         )

@@ -158,7 +158,7 @@ class Scheduler:
             sequences.preempt_background(last)
         if sequences.quota is not None:
             sequences.share_out(last)
-        running = table.count - table.background
+        running = len(table) - table.background
         others = running > 0 or sequences.waiting.foreground > 0
         background = table.background or sequences.waiting.background
         allowed = self._allowance.of(others, running) if background else 0
@@ -308,7 +308,7 @@ class Scheduler:
 
     def call_in(self) -> int:
         """How many of the lent pages the last plan was missing and were not recalled yet."""
-        return self._running.call_in() if self._running.short else 0
+        return self._running.call_in()
 
     def take_back(self, pages: tuple[int, ...]) -> None:
         """Pages that were lent and that adapters no longer use."""
@@ -421,7 +421,7 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """The load now, without what only the engine core knows, and without the counters."""
         table = self._running
-        running = table.count
+        running = len(table)
         return SchedulerStats(
             running=running,
             waiting=len(self._sequences.sequences) - running,
@@ -436,12 +436,12 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Sequences with a slot."""
-        return self._running.count
+        return len(self._running)
 
     @property
     def waiting(self) -> int:
         """Sequences without a slot, for whatever reason."""
-        return len(self._sequences.sequences) - self._running.count
+        return len(self._sequences.sequences) - len(self._running)
 
     @property
     def fairness_gap(self) -> float:

@@ -151,10 +151,8 @@ class SequenceTable:
 
     def tick(self, now: float) -> None:
         """See Scheduler."""
-        sessions = self.running.sessions
-        self._now = sessions.now = now
-        if now >= sessions.due:
-            sessions.end_due()
+        self._now = now
+        self.running.sessions.tick(now)
         if self.quota is not None:
             self.quota.tick(now)
             if not self.quota.several:
@@ -306,7 +304,7 @@ class SequenceTable:
             self._room_for = head
             while giver is not None and self._gives_up(giver, head, last_step, kept):
                 giver = self._giver_for(quota, head)
-        elif not running.has_pages_to_spare and running.count > 1:
+        elif not running.has_pages_to_spare and len(running) > 1:
             last = running.last()
             giver = quota.giver_of_pages(running.pages_by_tenant(), running.pages)
             # Otherwise the last one is preempted if a page is missing.

@@ -23,15 +23,14 @@ class _Session:
 
 
 class SessionTable:
-    """The sessions of all tenants. `now` is in seconds, on any clock that only goes forward; no session's
-    time is over before `due`."""
+    """The sessions of all tenants. `now` is in seconds, on any clock that only goes forward."""
 
-    __slots__ = ("_cache", "_tenants", "due", "now")
+    __slots__ = ("_cache", "_due", "_tenants", "now")
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
         self._tenants: dict[str, OrderedDict[str, _Session]] = {}  # the least recently used first
-        self.due = math.inf
+        self._due = math.inf  # no session's time is over before
         self.now = 0.0
 
     def __len__(self) -> int:
@@ -63,20 +62,23 @@ class SessionTable:
 
     def _extend(self, session: _Session, seconds: float) -> None:
         session.until = self.now + seconds
-        self.due = min(self.due, session.until)
+        self._due = min(self._due, session.until)
 
-    def end_due(self) -> None:
-        """End the sessions whose time is over."""
+    def tick(self, now: float) -> None:
+        """It is `now`: end the sessions whose time is over."""
+        self.now = now
+        if now < self._due:
+            return
         over = [
             (tenant, name)
             for tenant, sessions in self._tenants.items()
             for name, session in sessions.items()
-            if session.until <= self.now
+            if session.until <= now
         ]
         for tenant, name in over:
             self._end(tenant, name)
         left = (session.until for sessions in self._tenants.values() for session in sessions.values())
-        self.due = min(left, default=math.inf)
+        self._due = min(left, default=math.inf)
 
     def _end(self, tenant: str, name: str) -> None:
         sessions = self._tenants[tenant]

@@ -108,7 +108,7 @@ class StepBuilder:
         budget. A sequence with forced tokens has a chunk of these, from the tokens that are left after each
         sequence has one. `most`: how many rows, and only those whose tokens are known; None: all."""
         budget, chunks, drafting = self._budget, self.chunks, self._drafting
-        spare = max(budget.tokens - self._running.count, 0)
+        spare = max(budget.tokens - len(self._running), 0)
         left_out = self._sequences.left_out | self._has_row
         left = None if most is None else most - len(self.rows) - len(drafting)
         # The loop may only remove sequences at or after its current position.
@@ -187,9 +187,9 @@ class StepBuilder:
             if self._drafts and table.reclaim(sequence):
                 continue
             last = table.last()
-            if table.count == 1 and sequence.planned > sequence.computed:
+            if len(table) == 1 and sequence.planned > sequence.computed:
                 return False  # its last token is in flight and may end it
-            if table.count > 1 or sequence.doubled:
+            if len(table) > 1 or sequence.doubled:
                 self._sequences.preempt(last, self._last_step)
             else:
                 self._sequences.fail(sequence)

@@ -207,7 +207,7 @@ class Runner(DeviceAdapters):
 
     def pack(self, rows: tuple[Row, ...], known: KnownTokens) -> PackedStep:
         """Lay the tokens of at least one row out one after the other, grouped by adapter, base rows last."""
-        order = self._grouped_by_adapter(rows) if self._adapter_slot else list(range(len(rows)))
+        order = self._grouped_by_adapter(rows)
         *columns, samples = zip(*map(_columns_of, map(rows.__getitem__, order)), strict=True)
         slots, starts, counts = np.array(columns, np.int64)
         ends = np.cumsum(counts)
