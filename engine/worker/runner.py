@@ -128,9 +128,7 @@ class Runner(DeviceAdapters):
             if overlap is not None:
                 overlap()
             return HiddenStates(packed, states, arrival)
-        hidden = None
-        if self.graphs is not None or self.prefill_graphs is not None:
-            hidden = self._run_graph(packed, tokens)
+        hidden = self._run_graph(packed, tokens)
         if hidden is None:
             hidden = self.model.forward(
                 tokens, packed.positions, self.kv, packed.attention, packed.lora, overlap
