@@ -346,7 +346,6 @@ class RunningTable:
         sequence.planned = sequence.computed = sequence.capacity = sequence.stale = 0
         sequence.parked = False
 
-
     def hold(self, root: bytes, chunks: Sequence[bytes]) -> HeldPages:
         """See Scheduler."""
         key, nodes = self._cache.find(root, chunks)
@@ -421,7 +420,6 @@ class RunningTable:
             self._cache.pin(node)
         self._sources += sources
         return True
-
 
     def park(self, sequence: LiveSequence, stale: int) -> None:
         """No token was chosen at its last position because its mask is not ready. That position is planned
