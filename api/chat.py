@@ -13,7 +13,6 @@ from personae.api.body import read_json
 from personae.api.bound import Bound, as_asked, bound_of, foreign_names
 from personae.api.check import AnswerCheck
 from personae.api.choices import Choice, Part
-from personae.api.deadline import TIMEOUT
 from personae.api.dialect import CHAT, Dialect
 from personae.api.exchange import Exchange, exchange_of
 from personae.api.exclusion import exclusions
@@ -29,10 +28,11 @@ from personae.api.params import (
     logprob_count,
     sampling_params,
     too_many_tokens,
+    wants_running_usage,
+    wants_usage,
 )
 from personae.api.preparation import begin
 from personae.api.prompt import encode_texts, render_chat
-from personae.api.respond import wants_running_usage, wants_usage
 from personae.api.stream import AnswerBuilder, EventStream, respond
 from personae.api.templates.messages import plain_messages
 from personae.api.templates.sandbox import PromptTooLong
@@ -72,7 +72,7 @@ from personae.grammar.structure.answer import AnswerShape
     "/v1/chat/completions",
     body=ChatRequest,
     answers={200: (ChatCompletion, events(ChatChunk))},
-    headers=(TIMEOUT, *targets.HEADERS),
+    headers=(targets.TIMEOUT, *targets.HEADERS),
     refuses=(404, 504),
 )
 async def chat_completions(request: Request) -> Response | EventStream:

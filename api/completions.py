@@ -12,7 +12,6 @@ from personae.api.body import read_json
 from personae.api.bound import as_asked, bound_of, foreign_names
 from personae.api.check import AnswerCheck
 from personae.api.choices import Choice, Part
-from personae.api.deadline import TIMEOUT
 from personae.api.dialect import CHAT
 from personae.api.exchange import Exchange, exchange_of
 from personae.api.exclusion import exclusions
@@ -29,10 +28,11 @@ from personae.api.params import (
     logprob_count,
     sampling_params,
     too_many_tokens,
+    wants_running_usage,
+    wants_usage,
 )
 from personae.api.preparation import begin
 from personae.api.prompt import check_ids, decode_ids, encode_texts
-from personae.api.respond import wants_running_usage, wants_usage
 from personae.api.stream import AnswerBuilder, EventStream, respond
 from personae.api.wire.answers import Completion, TextChoice, Usage
 from personae.api.wire.schema import CompletionRequest
@@ -56,7 +56,7 @@ class GivenPrompt:
     "/v1/completions",
     body=CompletionRequest,
     answers={200: (Completion, events(Completion))},
-    headers=(TIMEOUT, *targets.HEADERS),
+    headers=(targets.TIMEOUT, *targets.HEADERS),
     refuses=(404, 504),
 )
 async def completions(request: Request) -> Response | EventStream:

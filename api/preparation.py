@@ -16,8 +16,8 @@ from personae.api.params import (
     kept_of_prompt,
     logprob_count,
     text_style,
+    wants_usage,
 )
-from personae.api.respond import wants_usage
 from personae.api.wire.schema import SamplingFields, refuse_unserved
 from personae.errors import RequestError
 
@@ -60,10 +60,10 @@ class Preparation:
         """The number of tokens that an answer to `prompt` tokens may have: `asked` by the client, else the
         `default`, which shrinks to what fits, else all that are left of the context. Raises
         ContextLengthExceeded, and RequestError if `asked` is below 1."""
-        limit = self.exchange.client.max_model_len
+        limit, overflow = self.exchange.client.max_model_len, self.exchange.settings.max_tokens_overflow
         if asked is None and default is not None:
             asked = min(default, max(limit - prompt, 1))
-        elif dialect.shrinks(self.exchange.settings):
+        elif dialect.clamps if overflow is None else overflow == "clamp":
             asked = self.exchange.shrunk(asked, limit - prompt)
         return answer_length(asked, prompt=prompt, limit=limit, param=param, prompt_param=prompt_param)
 
