@@ -15,7 +15,7 @@ from personae.api.check import AnswerCheck
 from personae.api.choices import Choice, Part
 from personae.api.dialect import CHAT, Dialect
 from personae.api.exchange import Exchange, exchange_of
-from personae.api.exclusion import exclusions
+from personae.api.exclusion import NOTHING, exclusions
 from personae.api.generation import Job
 from personae.api.http.operation import events, operation
 from personae.api.logprobs import chat_logprobs, prompt_logprobs
@@ -116,6 +116,9 @@ async def admit(
     )
     prepared.keep_prompt_logprobs(prepared.prompt_logprobs, count * len(prompt), "prompt_logprobs")
     bound_by = binding_field(body, bound)
+    left_out = NOTHING
+    if body.excludes:
+        left_out = await exclusions(exchange, body, bound_by if ready.grammar is not None else None)
     params = sampling_params(
         body,
         limits=client,
@@ -123,7 +126,7 @@ async def admit(
         max_tokens=length,
         logprobs=logprobs,
         prompt_logprobs=prepared.prompt_logprobs,
-        left_out=await exclusions(exchange, body, bound_by if ready.grammar is not None else None),
+        left_out=left_out,
         plain=model.adapter is None and ready.grammar is None and not body.tools,
         prediction=ready.prediction,
     )

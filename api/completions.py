@@ -14,7 +14,7 @@ from personae.api.check import AnswerCheck
 from personae.api.choices import Choice, Part
 from personae.api.dialect import CHAT
 from personae.api.exchange import Exchange, exchange_of
-from personae.api.exclusion import exclusions
+from personae.api.exclusion import NOTHING, exclusions
 from personae.api.generation import Job
 from personae.api.http.operation import events, operation
 from personae.api.infill import Infill, infix_tokens
@@ -89,7 +89,7 @@ async def admit(exchange: Exchange, body: CompletionRequest) -> tuple[Job, "Comp
     exchange.ignored.extend(foreign_names(body))
     grammar = as_asked(None if bound is None else bound.spec, body, settings)
     bound_by, checked = (None, None) if bound is None else (bound.param, bound.checked)
-    left_out = await exclusions(exchange, body, bound_by)
+    left_out = await exclusions(exchange, body, bound_by) if body.excludes else NOTHING
     answers = not (asked == 0 and body.echo)
     job = Job.begin(exchange, "cmpl-", prepared.model, body, bound_by=bound_by)
     for place, prompt in enumerate(prompts):

@@ -98,7 +98,8 @@ class StepEngine:
 
     def _release(self, slot: int) -> None:
         self.sampler.release(slot)
-        self._bindings.release(slot)
+        if slot in self._bindings.matchers:
+            self._bindings.release(slot)
         self._logs.pop(slot, None)
         for kind in [*self._observers]:
             self._observers[kind].release(slot)
@@ -108,7 +109,8 @@ class StepEngine:
         self._known.admit(slot, log)
         self._logs[slot] = log
         self.sampler.admit(slot, log)
-        self._bindings.admit(slot, log, grammars)
+        if log.is_bound:
+            self._bindings.admit(slot, log, grammars)
         for field, kind in OBSERVERS.items():
             if getattr(log.params, field) is not None:
                 self._observers.setdefault(kind, kind(self.worker)).logs[slot] = log
