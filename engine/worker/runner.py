@@ -7,7 +7,6 @@ indexed by slot, so a step of decode rows takes a handful of vector operations, 
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from itertools import compress
 from operator import attrgetter
 
 import numpy as np
@@ -36,7 +35,7 @@ from personae.lora.segments import LoraBatch, lora_batch, segments_of
 PARTS = 2  # for each stage: with more, stages wait less for the first part and the last
 PART_TOKENS = 32  # at least
 
-_columns_of = attrgetter("slot", "start", "count", "samples")
+_slot, _start, _count, _samples = map(attrgetter, ("slot", "start", "count", "samples"))
 
 
 class Runner(DeviceAdapters):
@@ -206,15 +205,17 @@ class Runner(DeviceAdapters):
     def pack(self, rows: tuple[Row, ...], known: KnownTokens) -> PackedStep:
         """Lay the tokens of at least one row out one after the other, grouped by adapter, base rows last."""
         order = self._grouped_by_adapter(rows)
-        *columns, samples = zip(*map(_columns_of, map(rows.__getitem__, order)), strict=True)
-        slots, starts, counts = np.array(columns, np.int64)
+        ordered, size = list(map(rows.__getitem__, order)), len(rows)
+        slots = np.fromiter(map(_slot, ordered), np.int64, size)
+        starts = np.fromiter(map(_start, ordered), np.int64, size)
+        counts = np.fromiter(map(_count, ordered), np.int64, size)
         ends = np.cumsum(counts)
         offsets = ends - counts
         positions = np.arange(ends[-1]) + np.repeat(starts - offsets, counts)
         write_index = self._tables.places(np.repeat(slots, counts), positions)
         lengths = starts + counts
         max_kv = int(lengths.max())
-        sampling = np.flatnonzero(samples)
+        sampling = np.flatnonzero(np.fromiter(map(_samples, ordered), np.bool_, size))
         ids, newest = known.inputs(slots, starts, counts, offsets, int(ends[-1]))
         chosen, chosen_ends = ends[sampling] - 1, lengths[sampling]
         drafts: Drafts = {}
@@ -253,7 +254,7 @@ class Runner(DeviceAdapters):
             ),
             lora=self._lora(slots, starts, counts) if self._adapter_slot else None,
             sampled=sampled,
-            sampled_rows=list(compress(order, samples)),
+            sampled_rows=list(map(order.__getitem__, sampling.tolist())),
             sampled_slots=slots[sampling].tolist(),
             sampled_ends=_sampled_ends(chosen_ends, drafts) if drafts else chosen_ends.tolist(),
             offsets=offsets.tolist(),
