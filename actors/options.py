@@ -5,12 +5,11 @@ classes and those of `api/options.py`. A class is a group of options; the first 
 group's title.
 """
 
-import hashlib
-import hmac
 import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
@@ -20,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 from personae.actors.cluster.identity import TlsIdentity
 from personae.engine.object_stores import LMCACHE, MEMORY, MOONCAKE, SCHEMES, check_store_url
 from personae.engine.quantization import QUANTIZATIONS
+from personae.engine.scheduling.page_names import tenant_salt
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -450,9 +450,4 @@ class EngineOptions(ModelOptions, BatchingOptions):
     def salts(self) -> Callable[[str], bytes]:
         """Return a function from a tenant to its prefix-cache salt. Salts derive from `secret`, or from a new
         random one."""
-        return salts_of(self.secret or secrets.token_bytes(32))
-
-
-def salts_of(secret: bytes) -> Callable[[str], bytes]:
-    """Return a function from a tenant to its prefix-cache salt, which is derived from `secret`."""
-    return lambda tenant: hmac.digest(secret, tenant.encode(), hashlib.sha256)
+        return partial(tenant_salt, self.secret or secrets.token_bytes(32))

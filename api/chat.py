@@ -11,12 +11,11 @@ from starlette.responses import Response
 from personae.api import targets
 from personae.api.body import read_json
 from personae.api.bound import Bound, as_asked, bound_of, foreign_names
-from personae.api.check import AnswerCheck, extension
+from personae.api.check import AnswerCheck
 from personae.api.choices import Choice, Part
-from personae.api.deadline import TIMEOUT
 from personae.api.dialect import CHAT, Dialect
 from personae.api.exchange import Exchange, exchange_of
-from personae.api.exclusion import exclusions
+from personae.api.exclusion import NOTHING, exclusions
 from personae.api.generation import Job
 from personae.api.http.operation import events, operation
 from personae.api.logprobs import chat_logprobs, prompt_logprobs
@@ -29,10 +28,11 @@ from personae.api.params import (
     logprob_count,
     sampling_params,
     too_many_tokens,
+    wants_running_usage,
+    wants_usage,
 )
 from personae.api.preparation import begin
 from personae.api.prompt import encode_texts, render_chat
-from personae.api.respond import wants_running_usage, wants_usage
 from personae.api.stream import AnswerBuilder, EventStream, respond
 from personae.api.templates.messages import plain_messages
 from personae.api.templates.sandbox import PromptTooLong
@@ -72,7 +72,7 @@ from personae.grammar.structure.answer import AnswerShape
     "/v1/chat/completions",
     body=ChatRequest,
     answers={200: (ChatCompletion, events(ChatChunk))},
-    headers=(TIMEOUT, *targets.HEADERS),
+    headers=(targets.TIMEOUT, *targets.HEADERS),
     refuses=(404, 504),
 )
 async def chat_completions(request: Request) -> Response | EventStream:
@@ -116,6 +116,9 @@ async def admit(
     )
     prepared.keep_prompt_logprobs(prepared.prompt_logprobs, count * len(prompt), "prompt_logprobs")
     bound_by = binding_field(body, bound)
+    left_out = NOTHING
+    if body.excludes:
+        left_out = await exclusions(exchange, body, bound_by if ready.grammar is not None else None)
     params = sampling_params(
         body,
         limits=client,
@@ -123,12 +126,12 @@ async def admit(
         max_tokens=length,
         logprobs=logprobs,
         prompt_logprobs=prepared.prompt_logprobs,
-        left_out=await exclusions(exchange, body, bound_by if ready.grammar is not None else None),
+        left_out=left_out,
         plain=model.adapter is None and ready.grammar is None and not body.tools,
         prediction=ready.prediction,
     )
     opening, reasons = _echo(body, exchange.family.reasoning)
-    loose = loose_functions(shape)
+    checked, loose = None if bound is None else bound.checked, loose_functions(shape)
     choices = [
         Choice(
             index,
@@ -139,7 +142,7 @@ async def admit(
             opening_reasons=reasons,
             shape=shape,
             special=exchange.family.special,
-            check=AnswerCheck.of(exchange.caller.tenant, None if bound is None else bound.checked, loose),
+            check=AnswerCheck(exchange.caller.tenant, checked, loose) if checked or loose else None,
         )
         for index in range(count)
     ]
@@ -284,20 +287,21 @@ class ChatBuilder(AnswerBuilder):
                 chunk.prompt_token_ids = self._prompt
             self._begun.add(part.index)
             yield chunk
-        deltas = list(_deltas(part.words, reasoning=self._reasoning))
+        deltas = _deltas(part.words, reasoning=self._reasoning)
         if not deltas and part.tokens and (ids or part.entries):
             deltas.append(ChatDelta(content=""))
         for place, delta in enumerate(deltas):
             choice = ChatChunkChoice(part.index, delta)
             if place == 0:
-                choice.logprobs = self._logprobs(part)
+                if self._body.logprobs:
+                    choice.logprobs = self._logprobs(part)
                 if ids:
                     choice.token_ids = part.tokens
             yield self._chunk([choice])
         if part.finish is not None:
             end = ChatChunkChoice(part.index, ChatDelta(), finish_reason=part.finish)
             end.stop_reason = part.stop_reason
-            end.personae = extension(part)
+            end.personae = part.extension
             yield self._chunk([end])
 
     def last(self) -> Iterable[ChatChunk]:
@@ -310,18 +314,16 @@ class ChatBuilder(AnswerBuilder):
         choice = ChatChoice(
             part.index,
             _message(part.words, reasoning=self._reasoning),
-            self._logprobs(part, pack),
+            self._logprobs(part, pack) if self._body.logprobs else None,
             part.finish,
             part.stop_reason,
         )
-        choice.personae = extension(part)
+        choice.personae = part.extension
         if self._body.return_token_ids:
             choice.token_ids = part.tokens
         return choice
 
-    def _logprobs(self, part: Part, pack: Pack = as_list) -> ChatLogprobs | None:
-        if not self._body.logprobs:
-            return None
+    def _logprobs(self, part: Part, pack: Pack = as_list) -> ChatLogprobs:
         return chat_logprobs(part.entries, self._tokenizer, pack, as_ids=self._as_ids)
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatChunk:
@@ -348,24 +350,23 @@ def _message(words: OutputPieces, *, reasoning: bool) -> ChatMessage:
     return message
 
 
-def _deltas(words: OutputPieces, *, reasoning: bool) -> Iterable[ChatDelta]:
+def _deltas(words: OutputPieces, *, reasoning: bool) -> list[ChatDelta]:
     """The answer in order: one delta per piece; adjacent calls share one."""
-    calls: list[ToolCallDelta] = []
+    deltas: list[ChatDelta] = []
+    calls: list[ToolCallDelta] | None = None  # of the last delta
     for piece in words.pieces:
         if isinstance(piece, CallPart):
+            if calls is None:
+                calls = []
+                deltas.append(ChatDelta(tool_calls=calls))
             calls.append(_call_delta(piece))
             continue
-        if calls:
-            yield ChatDelta(tool_calls=calls)
-            calls = []
-        if not isinstance(piece, Span):
-            continue
-        if not piece.reasoning:
-            yield ChatDelta(content=piece.text)
-        elif reasoning:
-            yield ChatDelta(reasoning=piece.text, reasoning_content=piece.text)
-    if calls:
-        yield ChatDelta(tool_calls=calls)
+        calls = None
+        if isinstance(piece, Span) and not piece.reasoning:
+            deltas.append(ChatDelta(content=piece.text))
+        elif isinstance(piece, Span) and reasoning:
+            deltas.append(ChatDelta(reasoning=piece.text, reasoning_content=piece.text))
+    return deltas
 
 
 def _call(call: CallPart) -> ToolCall:

@@ -7,11 +7,9 @@ from weakref import WeakValueDictionary
 import anyio
 import msgspec
 from anyio.lowlevel import RunVar
-from msgspec import UNSET, UnsetType
 
-from personae.api.choices import Part
 from personae.api.output_pieces import OutputPieces
-from personae.api.wire.answers import Extension, Validation, Violation
+from personae.api.wire.answers import Validation, Violation
 from personae.grammar.sandbox.checker import Checker, check_at_once
 from personae.grammar.schema.validate import SchemaValidation as Found
 from personae.grammar.spec import GrammarSpec
@@ -34,13 +32,6 @@ class AnswerCheck:
         self._content = content
         self._functions = functions
         self._words = OutputPieces()
-
-    @classmethod
-    def of(
-        cls, tenant: str, content: GrammarSpec | None, functions: Mapping[str, dict[str, Any]] | None = None
-    ) -> "AnswerCheck | None":
-        """The check. None if there is nothing to check."""
-        return cls(tenant, content, functions or {}) if content is not None or functions else None
 
     def take(self, words: OutputPieces) -> None:
         """What the answer gained."""
@@ -88,8 +79,3 @@ async def _checked_in_process(tenant: str, parts: list[tuple[GrammarSpec, str]])
     with anyio.move_on_after(SECONDS):
         return await anyio.to_thread.run_sync(_CHECKER.check, parts, limiter=places, abandon_on_cancel=True)
     return None
-
-
-def extension(part: Part) -> Extension | UnsetType:
-    """The fields at the end of a choice that OpenAI does not have."""
-    return UNSET if part.validation is None else Extension(part.validation)

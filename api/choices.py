@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from msgspec import UNSET, UnsetType
+
 from personae.api.output_parser import OutputParser, PlainOutputParser, ShapedOutputParser, TextStyle
 from personae.api.output_pieces import OutputPieces, TokenEntry
-from personae.api.wire.answers import Validation
+from personae.api.wire.answers import Extension, Validation
 from personae.engine.sequence import Delta, TokenLogprobs
 from personae.engine.tokens import Detokenizer, Tokenizer
 from personae.grammar.structure.answer import AnswerShape
@@ -34,6 +36,11 @@ class Part:
     queued: float | None = None
     moved: int = 0
     validation: Validation | None = None
+
+    @property
+    def extension(self) -> Extension | UnsetType:
+        """The fields at the end of a choice that OpenAI does not have."""
+        return UNSET if self.validation is None else Extension(self.validation)
 
     def add(self, later: "Part") -> None:
         """Add what came after this part."""
@@ -174,7 +181,7 @@ class Choice:
     def _add_words(self, words: OutputPieces, part: Part) -> None:
         if self._pending and (words.credit(self._pending) or words.calls):
             self._pending.clear()
-        if part.words:
+        if part.words.pieces:
             part.words.add(words)
         else:  # nobody else has them
             part.words = words

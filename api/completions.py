@@ -10,12 +10,11 @@ from starlette.responses import Response
 from personae.api import targets
 from personae.api.body import read_json
 from personae.api.bound import as_asked, bound_of, foreign_names
-from personae.api.check import AnswerCheck, extension
+from personae.api.check import AnswerCheck
 from personae.api.choices import Choice, Part
-from personae.api.deadline import TIMEOUT
 from personae.api.dialect import CHAT
 from personae.api.exchange import Exchange, exchange_of
-from personae.api.exclusion import exclusions
+from personae.api.exclusion import NOTHING, exclusions
 from personae.api.generation import Job
 from personae.api.http.operation import events, operation
 from personae.api.infill import Infill, infix_tokens
@@ -29,10 +28,11 @@ from personae.api.params import (
     logprob_count,
     sampling_params,
     too_many_tokens,
+    wants_running_usage,
+    wants_usage,
 )
 from personae.api.preparation import begin
 from personae.api.prompt import check_ids, decode_ids, encode_texts
-from personae.api.respond import wants_running_usage, wants_usage
 from personae.api.stream import AnswerBuilder, EventStream, respond
 from personae.api.wire.answers import Completion, TextChoice, Usage
 from personae.api.wire.schema import CompletionRequest
@@ -56,7 +56,7 @@ class GivenPrompt:
     "/v1/completions",
     body=CompletionRequest,
     answers={200: (Completion, events(Completion))},
-    headers=(TIMEOUT, *targets.HEADERS),
+    headers=(targets.TIMEOUT, *targets.HEADERS),
     refuses=(404, 504),
 )
 async def completions(request: Request) -> Response | EventStream:
@@ -88,8 +88,8 @@ async def admit(exchange: Exchange, body: CompletionRequest) -> tuple[Job, "Comp
     bound = bound_of(body, strict=settings.default_strict)
     exchange.ignored.extend(foreign_names(body))
     grammar = as_asked(None if bound is None else bound.spec, body, settings)
-    bound_by = None if bound is None else bound.param
-    left_out = await exclusions(exchange, body, bound_by)
+    bound_by, checked = (None, None) if bound is None else (bound.param, bound.checked)
+    left_out = await exclusions(exchange, body, bound_by) if body.excludes else NOTHING
     answers = not (asked == 0 and body.echo)
     job = Job.begin(exchange, "cmpl-", prepared.model, body, bound_by=bound_by)
     for place, prompt in enumerate(prompts):
@@ -121,7 +121,7 @@ async def admit(exchange: Exchange, body: CompletionRequest) -> tuple[Job, "Comp
                 echoed=bool(body.echo) and logprobs is not None,
                 offsets=logprobs is not None,
                 answers=answers,
-                check=None if bound is None else AnswerCheck.of(exchange.caller.tenant, bound.checked),
+                check=None if checked is None else AnswerCheck(exchange.caller.tenant, checked, {}),
             )
             for index in range(count)
         ]
@@ -302,7 +302,7 @@ class CompletionBuilder(AnswerBuilder):
             ),
             finish_reason=part.finish,
             stop_reason=part.stop_reason,
-            personae=extension(part),
+            personae=part.extension,
         )
         if self._body.return_token_ids:
             choice.token_ids = part.tokens

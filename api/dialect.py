@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from personae.api.settings import ApiSettings
-
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
@@ -13,11 +11,6 @@ class Dialect:
     most_tools: int
     longest_name: int
     clamps: bool = False
-
-    def shrinks(self, settings: ApiSettings) -> bool:
-        """Whether a `max_tokens` that is too large becomes what fits; else it is refused."""
-        asked = settings.max_tokens_overflow
-        return self.clamps if asked is None else asked == "clamp"
 
 
 MOST_OF_NAME = 128

@@ -12,11 +12,10 @@ from starlette.requests import Request
 
 from personae.actors.client import EngineClient
 from personae.api.adapters.defaults import NO_DEFAULTS, RequestDefaults
-from personae.api.deadline import seconds
 from personae.api.family import Family
 from personae.api.services import Services
 from personae.api.settings import ApiSettings
-from personae.api.targets import NO_OPTIONS, REFUSE, HeaderOptions, header_options
+from personae.api.targets import NO_OPTIONS, REFUSE, HeaderOptions, header_options, seconds
 from personae.api.tenants.access import LOCAL_ADMIN, Caller, caller_of
 from personae.api.wire.decode import LONG
 from personae.errors import TemplateTooSlow

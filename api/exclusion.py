@@ -29,14 +29,13 @@ NOTHING = Exclusions()
 
 
 async def exclusions(exchange: Exchange, body: Sampling, bound_by: str | None) -> Exclusions:
-    """What the request excludes. `bound_by` is the field that binds the answer, if one does.
+    """What a request excludes that names tokens or words. `bound_by` is the field that binds the answer, if
+    one does.
 
     Raises RequestError for an invalid list, and if no token might be left.
     """
     given = {"allowed_token_ids": body.allowed_token_ids is not None, "bad_words": bool(body.bad_words)}
     names = [name for name, asked in given.items() if asked]
-    if not names:
-        return NOTHING
     if bound_by is not None:
         raise RequestError(
             f"`{names[0]}` cannot be combined with `{bound_by}`: a bound answer may need an excluded token "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain, count
 from typing import Protocol
 
-from personae.api.output_pieces import CallPart, OutputPieces
+from personae.api.output_pieces import CallPart, OutputPieces, Span
 from personae.engine.stops import StopFinder
 from personae.engine.tokens import Detokenizer, Tokenizer
 from personae.grammar.structure.answer import AnswerShape
@@ -75,9 +75,7 @@ class PlainOutputParser:
 
 
 def _pieces_of(text: str) -> OutputPieces:
-    words = OutputPieces()
-    words.say(text)
-    return words
+    return OutputPieces([Span(text)] if text else [])
 
 
 class ShapedOutputParser:

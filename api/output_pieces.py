@@ -50,14 +50,11 @@ class CallOutcome:
     code: int | None = None
 
 
+@dataclass(slots=True)
 class OutputPieces:
     """Adjacent pieces of one kind are joined, so the pieces do not depend on how the text was divided."""
 
-    def __init__(self) -> None:
-        self.pieces: list[Span | CallPart | CallOutcome] = []
-
-    def __bool__(self) -> bool:
-        return bool(self.pieces)
+    pieces: list[Span | CallPart | CallOutcome] = field(default_factory=list)
 
     @property
     def text(self) -> str:

@@ -293,3 +293,17 @@ def _stop_token_ids(ids: list[int], vocab: int) -> tuple[int, ...]:
     for index, token in enumerate(ids):
         _between(f"stop_token_ids[{index}]", token, 0, vocab - 1)
     return tuple(ids)
+
+
+def wants_usage(body: SamplingFields) -> bool:
+    """Whether a stream must end with the usage. Raises RequestError for stream options without a stream."""
+    if body.stream_options is None:
+        return False
+    if not body.stream:
+        raise RequestError("`stream_options` needs `stream` to be true.", param="stream_options")
+    return bool(body.stream_options.include_usage)
+
+
+def wants_running_usage(body: SamplingFields) -> bool:
+    """Whether every chunk of a stream must have the usage so far."""
+    return wants_usage(body) and bool(body.stream_options and body.stream_options.continuous_usage_stats)

@@ -4,6 +4,7 @@ answer may be, which log-probabilities there are room for."""
 from dataclasses import dataclass
 
 from personae.actors.client import ModelCard
+from personae.api.adapters.defaults import NO_DEFAULTS
 from personae.api.answering import answering, chosen_model, with_defaults
 from personae.api.defaults import fill
 from personae.api.dialect import Dialect
@@ -15,8 +16,8 @@ from personae.api.params import (
     kept_of_prompt,
     logprob_count,
     text_style,
+    wants_usage,
 )
-from personae.api.respond import wants_usage
 from personae.api.wire.schema import SamplingFields, refuse_unserved
 from personae.errors import RequestError
 
@@ -59,10 +60,10 @@ class Preparation:
         """The number of tokens that an answer to `prompt` tokens may have: `asked` by the client, else the
         `default`, which shrinks to what fits, else all that are left of the context. Raises
         ContextLengthExceeded, and RequestError if `asked` is below 1."""
-        limit = self.exchange.client.max_model_len
+        limit, overflow = self.exchange.client.max_model_len, self.exchange.settings.max_tokens_overflow
         if asked is None and default is not None:
             asked = min(default, max(limit - prompt, 1))
-        elif dialect.shrinks(self.exchange.settings):
+        elif dialect.clamps if overflow is None else overflow == "clamp":
             asked = self.exchange.shrunk(asked, limit - prompt)
         return answer_length(asked, prompt=prompt, limit=limit, param=param, prompt_param=prompt_param)
 
@@ -82,7 +83,8 @@ async def begin(exchange: Exchange, body: SamplingFields) -> Preparation:
     exchange = await answering(exchange, body.model)
     model = chosen_model(exchange, body)
     exchange = await with_defaults(exchange, model)
-    fill(body, exchange.defaults)
+    if exchange.defaults is not NO_DEFAULTS:
+        fill(body, exchange.defaults)
     wants_usage(body)
     style = text_style(body, exchange.settings)
     alternatives = logprob_count("prompt_logprobs", body.prompt_logprobs, exchange.settings)

@@ -12,6 +12,7 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import chain
 from typing import ClassVar, Protocol
 
 import anyio
@@ -152,7 +153,7 @@ class EventStream:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(follow)
             while (parts := await waiting()) is not None:
-                events = b"".join(_event(event) for part in parts for event in self._form.of(part))
+                events = b"".join(map(_event, chain.from_iterable(map(self._form.of, parts))))
                 if not events and self._ping and now() >= sent_at + self._ping:
                     events = _PING
                 if not started and (events or outbox.begun):

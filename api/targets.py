@@ -1,6 +1,11 @@
 """Reads when a client wants its answer, and which session it belongs to. These are headers, because they
 concern a proxy as much as this server.
 
+`X-Request-Timeout` says how long it waits, as `timeout` in a body does: seconds from the request's arrival.
+The earliest deadline counts, including the server's own `--request-timeout`. When it passes, the request ends
+with DeadlineExceeded wherever it is, in a queue or in the batch. Within a step everything that it held is
+free.
+
 `x-slo-ttft-ms` and `x-slo-tpot-ms` are targets for the first token and for each one after it. `x-slo-refuse:
 true` asks for a 503 at once if the first token cannot be expected in time. `x-session-id` names a
 conversation (`sessions/`).
@@ -10,16 +15,22 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
+import anyio
 from msgspec import Meta
 from starlette.requests import Request
 
-from personae.api.deadline import arrival, header_deadline
 from personae.api.http.operation import HeaderParameter
 from personae.api.sessions.store import checked_name
 from personae.api.wire.prompt_cache import SessionName
 from personae.engine.sequence import LatencyTargets
 from personae.errors import RequestError
 
+TIMEOUT_HEADER = "X-Request-Timeout"
+TIMEOUT = HeaderParameter(
+    TIMEOUT_HEADER,
+    Annotated[float, Meta(gt=0)],
+    "Seconds after which the client has no use for the answer; the request then ends with a 504.",
+)
 FIRST, EACH, REFUSE, SESSION = "x-slo-ttft-ms", "x-slo-tpot-ms", "x-slo-refuse", "x-session-id"
 HEADERS = (
     HeaderParameter(FIRST, Annotated[float, Meta(gt=0)], "Milliseconds in which the first token is wanted."),
@@ -52,6 +63,37 @@ NO_OPTIONS = HeaderOptions()
 def header_options(request: Request) -> HeaderOptions:
     """The options of a request. Raises RequestError that names the header."""
     return HeaderOptions(arrival(request), header_deadline(request), targets_of(request), session_of(request))
+
+
+def seconds(value: float, param: str) -> float:
+    """A timeout, checked. Raises RequestError."""
+    if not value > 0:
+        raise RequestError(f"`{param}` must be over 0.", param=param, code="out_of_range")
+    return value
+
+
+def header_deadline(request: Request) -> float:
+    """When the header's time ends, on `anyio.current_time`'s clock; infinity without a header.
+
+    Raises RequestError for a header that is not a positive number.
+    """
+    text = request.headers.get(TIMEOUT_HEADER)
+    if text is None:
+        return math.inf
+    name = TIMEOUT_HEADER.lower()
+    try:
+        value = float(text)
+    except ValueError:
+        raise RequestError(
+            f"`{name}` must be a number of seconds.", param=name, code="invalid_type"
+        ) from None
+    return arrival(request) + seconds(value, name)
+
+
+def arrival(request: Request) -> float:
+    """When the request arrived, on `anyio.current_time`'s clock."""
+    came: float | None = getattr(request.state, "arrived", None)
+    return anyio.current_time() if came is None else came
 
 
 def targets_of(request: Request) -> LatencyTargets | None:

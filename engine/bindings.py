@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from personae.engine.deferral import Deferrals
-from personae.engine.exclusion import Exclusion, excludes
+from personae.engine.exclusion import Exclusion
 from personae.engine.launched import Brought, LaunchedStep
 from personae.engine.plan import Row
 from personae.engine.sampled_tokens import TokenChoices
@@ -45,10 +45,10 @@ class Bindings:
         self._jumps: dict[int, JumpForward] = {}
 
     def admit(self, slot: int, log: SequenceLog, grammars: Mapping[GrammarKey, Grammar]) -> None:
-        """A sequence takes a slot."""
+        """A sequence whose log `is_bound` takes a slot."""
         if log.grammar is not None:
             self._bind(slot, log, grammars[log.tenant, log.grammar])
-        elif excludes(log.params):
+        else:
             self.matchers[slot] = Exclusion(log, self._vocab_size)
 
     def _bind(self, slot: int, log: SequenceLog, grammar: Grammar) -> None:
@@ -76,9 +76,8 @@ class Bindings:
             self._known.extend(slot, len(log.tokens), jump.pending)
 
     def release(self, slot: int) -> None:
-        """The slot's sequence has left."""
-        if (matcher := self.matchers.pop(slot, None)) is None:
-            return
+        """The slot's sequence has left, which has a matcher."""
+        matcher = self.matchers.pop(slot)
         matcher.end()
         if self.deferrals is not None and slot in self.deferrals.grammars:
             self.deferrals.leave(slot, matcher)

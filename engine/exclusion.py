@@ -10,15 +10,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.grammar.bitmask import Bitmask, leave_out, words_of
 from personae.grammar.matcher import Binding
-
-
-def excludes(params: SamplingParams) -> bool:
-    """Whether the parameters exclude any token."""
-    return bool(params.allowed_tokens or params.bad_words_token_ids)
 
 
 @dataclass(slots=True)

@@ -64,8 +64,10 @@ class LaunchedStep:
         deferred = self.deferred
         if self.sampled is not None:
             read = self.sampled.read()
-            deferred |= {self.rows[i] for i in read.undecided}
-            logprobs = {self.rows[i]: (entry,) for i, entry in read.logprobs.items()}
+            if read.undecided:
+                deferred |= {self.rows[i] for i in read.undecided}
+            if read.logprobs:
+                logprobs = {self.rows[i]: (entry,) for i, entry in read.logprobs.items()}
             for i, (row, matcher, token) in enumerate(
                 zip(self.rows, self.matchers, read.tokens, strict=True)
             ):

@@ -5,11 +5,14 @@ that are on the device. So a plan can be made before the previous step's tokens 
 """
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
 
 from personae.engine.sequence import SequenceLog, TokenLogprobs
+
+_count = attrgetter("count")
 
 NOT_FINITE = "the model's logits are not finite"
 NOTHING_ALLOWED = "no token is allowed next: the grammar and the logits exclude all tokens"
@@ -105,6 +108,11 @@ class StepPlan(msgspec.Struct, frozen=True):
     copies: tuple[tuple[int, int], ...] = ()
     reclaimed: tuple[int, ...] = ()
     moves: tuple[Move, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the rows have, without drafts."""
+        return sum(map(_count, self.rows))
 
 
 class Drafted(NamedTuple):

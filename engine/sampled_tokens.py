@@ -91,14 +91,11 @@ class SampledTokens:
 
     def read(self) -> TokenChoices:
         """Wait until the tokens are final and on the host, and return them."""
-        if self._choices is None:
-            if self._verify is not None:
-                self.settle()
-            self._arrival.wait()
-            self._choices = self._read()
-        return self._choices
-
-    def _read(self) -> TokenChoices:
+        if self._choices is not None:
+            return self._choices
+        if self._verify is not None:
+            self.settle()
+        self._arrival.wait()
         tokens: list[int | None] = self._tokens.tolist()
         failures: dict[int, str] = {}
         for row, most in enumerate(self._best.tolist()):
@@ -107,7 +104,9 @@ class SampledTokens:
             elif not isfinite(most):
                 failures[row] = NOTHING_ALLOWED if most == -inf else NOT_FINITE
                 tokens[row] = None
-        found = self._found.read(self._tops) if self._found is not None else []
-        entries = zip(self._rows, found, strict=True)
-        logprobs = {row: entry for row, entry in entries if tokens[row] is not None}
-        return TokenChoices(tokens, logprobs, failures, self.undecided)
+        logprobs: dict[int, TokenLogprobs] = {}
+        if self._found is not None:
+            entries = zip(self._rows, self._found.read(self._tops), strict=True)
+            logprobs = {row: entry for row, entry in entries if tokens[row] is not None}
+        self._choices = TokenChoices(tokens, logprobs, failures, self.undecided)
+        return self._choices

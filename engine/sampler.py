@@ -162,8 +162,10 @@ class Sampler:
         positions: Sequence[int],
         bitmask: Tensor | None = None,
         verifications: Mapping[int, Binding] = NO_VERIFICATION,
+        *,
+        commits: bool = True,
     ) -> SampledTokens:
-        """Choose a token for each row.
+        """Choose a token for each row. If it `commits`, these are the last ones of their slots.
 
         logits: [S, V] float32 on the sampler's device; may be overwritten. Row i belongs to `slots[i]`
         (distinct, admitted) and chooses the token at absolute position `positions[i]`. bitmask: int32 CPU [S,
@@ -175,40 +177,13 @@ class Sampler:
         and the other rows are not affected. (If a word of the bitmask forbids all of its 32 tokens, their
         logits may have any value.)
         """
-        return self._start(logits, slots, positions, bitmask, verifications, commits=True)
-
-    def choose(
-        self,
-        logits: Tensor,
-        slots: Sequence[int],
-        positions: Sequence[int],
-        bitmask: Tensor | None = None,
-        verifications: Mapping[int, Binding] = NO_VERIFICATION,
-    ) -> TokenChoices:
-        """As `sample`, but waits for the tokens, and commits none of them. Slots with neither penalties nor a
-        verification may have several rows."""
-        return self._start(logits, slots, positions, bitmask, verifications, commits=False).read()
-
-    def commit(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
-        """These tokens are the last ones of their slots."""
-        device_slots, newest = uploads((np.array(slots), np.array(tokens)), self._device)
-        self._newest[device_slots] = newest
-        self._commit(device_slots, newest)
-
-    def _start(
-        self,
-        logits: Tensor,
-        slots: Sequence[int],
-        positions: Sequence[int],
-        bitmask: Tensor | None,
-        verifications: Mapping[int, Binding],
-        *,
-        commits: bool,
-    ) -> SampledTokens:
         assert self._admitted.issuperset(slots), "a row's slot is free"
         slot = np.asarray(slots, np.int64)
-        wanting = _rows_of(slots, self._wanting) if self._wanting else []
-        raw = torch.log_softmax(_take(logits, wanting, self._device), 1) if wanting else None
+        wanting, tops, named, raw = list[int](), list[int](), None, None
+        if self._wanting and (wanting := _rows_of(slots, self._wanting)):
+            raw = torch.log_softmax(_take(logits, wanting, self._device), 1)
+            tops = [self._top[slots[row]] for row in wanting]
+            named = [self._named.get(slots[row], ()) for row in wanting] if self._named else None
         penalised = _rows_of(slots, self._penalised) if self._penalised else []
         if penalised:
             factors = self._factors[:, slot[penalised]]
@@ -216,7 +191,14 @@ class Sampler:
         if self._biased and (biased := _rows_of(slots, self._biased)):
             self._biases.apply(logits, np.array(biased), slot[biased])
         kept = logits.clone() if verifications and self._overwrites else logits
-        rows = self._rows(slot, np.asarray(positions, np.int64))
+        rows = SamplingRows(  # of steps 3 to 6
+            self._temperature[slot],
+            self._top_k[slot],
+            self._top_p[slot],
+            self._min_p[slot],
+            self._streams[slot],
+            np.asarray(positions, np.int64),
+        )
         stops: dict[int, Words] = {}
         early: list[int] = []
         if self._early:
@@ -226,8 +208,6 @@ class Sampler:
                 bitmask = allocate_bitmask(len(slot), self._vocab_size)
             stops = self._exclude_stops(bitmask, early, slots)
         tokens, best = self._choose(logits, rows, bitmask, self._scratch)
-        tops = [self._top[slots[row]] for row in wanting]
-        named = [self._named.get(slots[row], ()) for row in wanting] if self._named else None
         device_slots = upload(slot, self._device) if commits else None
 
         def conclude(undecided: frozenset[int]) -> LogprobRows | None:
@@ -260,6 +240,24 @@ class Sampler:
             before = self._newest[device_slots]
             self._commit(device_slots, tokens)
         return SampledTokens(tokens, best, wanting, tops, conclude, asked)
+
+    def choose(
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        bitmask: Tensor | None = None,
+        verifications: Mapping[int, Binding] = NO_VERIFICATION,
+    ) -> TokenChoices:
+        """As `sample`, but waits for the tokens, and commits none of them. Slots with neither penalties nor a
+        verification may have several rows."""
+        return self.sample(logits, slots, positions, bitmask, verifications, commits=False).read()
+
+    def commit(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
+        """These tokens are the last ones of their slots."""
+        device_slots, newest = uploads((np.array(slots), np.array(tokens)), self._device)
+        self._newest[device_slots] = newest
+        self._commit(device_slots, newest)
 
     def _exclude_stops(self, bitmask: Tensor, early: list[int], slots: Sequence[int]) -> dict[int, Words]:
         """Excludes EOS and stop ids in `bitmask` for rows before their min_tokens, unless the grammar allows
@@ -338,17 +336,6 @@ class Sampler:
         with torch.cuda.stream(self._stream):
             yield
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
-
-    def _rows(self, slot: IntArray, position: IntArray) -> SamplingRows:
-        """The parameters of steps 3 to 6."""
-        return SamplingRows(
-            self._temperature[slot],
-            self._top_k[slot],
-            self._top_p[slot],
-            self._min_p[slot],
-            self._streams[slot],
-            position,
-        )
 
 
 def _rows_of(slots: Sequence[int], members: Collection[int]) -> list[int]:

@@ -61,6 +61,12 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     pages_at: str | None = None
     prefill: bool = False
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether not every token is allowed: it has a grammar, or the parameters exclude tokens."""
+        params = self.params
+        return bool(self.grammar is not None or params.allowed_tokens or params.bad_words_token_ids)
+
     def budget(self, max_model_len: int) -> int:
         """The most tokens that the answer can have, emitted ones included."""
         return min(self.params.max_tokens, max_model_len - self.prompt_length)

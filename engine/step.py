@@ -98,7 +98,8 @@ class StepEngine:
 
     def _release(self, slot: int) -> None:
         self.sampler.release(slot)
-        self._bindings.release(slot)
+        if slot in self._bindings.matchers:
+            self._bindings.release(slot)
         self._logs.pop(slot, None)
         for kind in [*self._observers]:
             self._observers[kind].release(slot)
@@ -108,7 +109,8 @@ class StepEngine:
         self._known.admit(slot, log)
         self._logs[slot] = log
         self.sampler.admit(slot, log)
-        self._bindings.admit(slot, log, grammars)
+        if log.is_bound:
+            self._bindings.admit(slot, log, grammars)
         for field, kind in OBSERVERS.items():
             if getattr(log.params, field) is not None:
                 self._observers.setdefault(kind, kind(self.worker)).logs[slot] = log
@@ -123,7 +125,8 @@ class StepEngine:
             overlap()
             return None
         if not self.runs_ahead:
-            self._settle()
+            if self._unsettled is not None:
+                self._settle()
             return self.logits(self.worker.forward(packed, overlap))
         forward = self.worker.logits(self.worker.forward(packed))
         # Only a row that is being verified waits for its verification.
@@ -134,7 +137,8 @@ class StepEngine:
 
     def logits(self, hidden: HiddenStates) -> Forward:
         """The logits of a step on a CPU, as far as they are needed. Its masks are filled."""
-        return self.worker.logits(hidden, self._logit_mask(hidden.packed))
+        logit_mask = None if self._bitmask is None else self._logit_mask(hidden.packed, self._bitmask)
+        return self.worker.logits(hidden, logit_mask)
 
     def fill(self, packed: PackedStep | None) -> None:
         """Fill the grammar masks of the step that has begun, once the step before is finished. Masks that are
@@ -147,13 +151,11 @@ class StepEngine:
             self._bitmask = self._bitmasks.acquire()
             fill_masks(self._bitmask, matchers)
 
-    def _logit_mask(self, packed: PackedStep) -> torch.Tensor | None:
+    def _logit_mask(self, packed: PackedStep, bitmask: torch.Tensor) -> torch.Tensor:
         """The needed logits as a bitmask: those of tokens that may be chosen; all logits in rows that request
-        log-probabilities or whose mask is not there yet. None: all."""
-        if self._bitmask is None:
-            return None
+        log-probabilities or whose mask is not there yet."""
         slots = packed.sampled_slots
-        logit_mask = self._bitmask[: len(slots)]
+        logit_mask = bitmask[: len(slots)]
         whole = [row for row, slot in enumerate(slots) if self._logs[slot].params.logprobs is not None]
         if whole:
             logit_mask = logit_mask.clone()
@@ -165,11 +167,12 @@ class StepEngine:
         if forward is None:
             return LaunchedStep(plan)
         packed = forward.packed
-        out = [] if self._bindings.deferrals is None else self._bindings.find_deferred(plan.rows, packed)
-        if out:
+        deferred: frozenset[int] = frozenset()
+        if self._bindings.deferrals is not None and (out := self._bindings.find_deferred(plan.rows, packed)):
+            deferred = frozenset(packed.sampled_rows[i] for i in out)
             forward = self._defer(plan.step, forward, out)
         launched = self._choose(plan, forward)
-        launched.deferred = frozenset(packed.sampled_rows[i] for i in out)
+        launched.deferred = deferred
         if self._observers:
             self._observe(launched, forward)
         return launched

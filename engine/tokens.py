@@ -20,6 +20,7 @@ import codecs
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -316,10 +317,8 @@ class Detokenizer:
         include_stop: bool = False,
         after: Sequence[int] = (),
     ) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
-        before = tokenizer.visible(after[-_CONTEXT:], skip_special_tokens)
-        self._text = _ByteText(tokenizer) if tokenizer.byte_level else _WindowText(tokenizer, before)
+        text = _ByteText if tokenizer.byte_level else _WindowText
+        self._text: _ByteText | _WindowText = text(tokenizer, skip_special_tokens, after[-_CONTEXT:])
         self._stop = StopFinder(stop, include_stop)
 
     @property
@@ -329,10 +328,10 @@ class Detokenizer:
 
     def push(self, ids: Iterable[int]) -> Piece:
         """Take the next tokens. Returns the text that has become final; after a stop it is always empty."""
-        if self.stopped is not None:
-            return Piece("", self.stopped)
-        text = self._text.push(self._tokenizer.visible(ids, self._skip_special_tokens))
-        return Piece(self._stop.push(text), self.stopped)
+        stop = self._stop
+        if stop.found is not None:
+            return Piece("", stop.found)
+        return Piece(stop.push(self._text.push(ids)), stop.found)
 
     def flush(self) -> str:
         """The sequence has ended: returns the text that was held back. It may still contain a stop string;
@@ -345,12 +344,13 @@ class Detokenizer:
 class _ByteText:
     """Byte-level tokenizers: an incremental UTF-8 decoder."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, after: Sequence[int]) -> None:
+        self._bytes_of = tokenizer.token_bytes
+        self._is_hidden = (tokenizer.special_ids if skip_special_tokens else frozenset()).__contains__
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def push(self, ids: list[int]) -> str:
-        return self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, ids)))
+    def push(self, ids: Iterable[int]) -> str:
+        return self._decoder.decode(b"".join(map(self._bytes_of, filterfalse(self._is_hidden, ids))))
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
@@ -359,14 +359,16 @@ class _ByteText:
 class _WindowText:
     """Other tokenizers: the last final tokens, whose text is known, and the tokens since then."""
 
-    def __init__(self, tokenizer: Tokenizer, before: list[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, after: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._final = before
+        self._skip_special_tokens = skip_special_tokens
+        self._final = tokenizer.visible(after, skip_special_tokens)
         self._pending: list[int] = []
 
-    def push(self, ids: list[int]) -> str:
-        self._pending += ids
-        if not ids or self._tokenizer.is_byte(ids[-1]):
+    def push(self, ids: Iterable[int]) -> str:
+        more = self._tokenizer.visible(ids, self._skip_special_tokens)
+        self._pending += more
+        if not more or self._tokenizer.is_byte(more[-1]):
             return ""
         return self.flush()
 

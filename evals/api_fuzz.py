@@ -25,12 +25,12 @@ from schemathesis.core.result import Err
 from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi import checks
 
-from personae.api.deadline import HEADER
+from personae.api.targets import TIMEOUT_HEADER
 
 
 def not_a_failure(context: CheckContext, response: Response, case: Case[Any]) -> bool | None:
     """No 5xx, except the 504 of a request with a short timeout."""
-    asked = (isinstance(case.body, dict) and "timeout" in case.body) or HEADER in (case.headers or {})
+    asked = (isinstance(case.body, dict) and "timeout" in case.body) or TIMEOUT_HEADER in (case.headers or {})
     return None if response.status_code == 504 and asked else not_a_server_error(context, response, case)
 
 

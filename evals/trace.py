@@ -64,7 +64,7 @@ class CallCounter:
     def _count(self, frame: FrameType, event: str, _: Any) -> None:
         if self.active and event == "call":
             name = frame.f_code.co_filename
-            if name.startswith(ROOT):
+            if name.startswith(ROOT) and name != __file__:
                 self.calls[name.removeprefix(ROOT)] += 1
 
 

@@ -51,7 +51,7 @@ class PushAdapter(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         self.adapter = adapter
         self.record: dict[str, Any] | None = None
         self._key = key or os.environ.get("PERSONAE_API_KEY")
-        self._query = {} if tenant is None else {"tenant": tenant}
+        self._tenant = tenant
         self._fields = {"name": name, "replace": "true", **({"shared": "true"} if shared else {})}
         self._defaults = defaults
 
@@ -92,9 +92,9 @@ class PushAdapter(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         return folder if name == "default" else folder / name
 
     def _push(self, folder: Path) -> None:
-        with server(self.url, self._key) as client:
-            self.record = upload(client, folder, self._fields, self._query)
+        with server(self.url, self._key, self._tenant) as client:
+            self.record = upload(client, folder, self._fields)
             if self._defaults is not None:
                 path = f"/v1/adapters/{quote(self.name, safe='')}"
                 body = {"defaults": dict(self._defaults)}
-                self.record = checked(client.patch(path, json=body, params=self._query)).json()
+                self.record = checked(client.patch(path, json=body)).json()

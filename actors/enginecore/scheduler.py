@@ -278,7 +278,6 @@ class SchedulerActor(Actor[Message]):
         if self._due == due:
             self._due = 0.0  # plan now, even if a clock of whole milliseconds is a little behind
         begun = time.perf_counter()
-        self._scheduler.tick(current_time())
         self._act((), False)
         self._planning += time.perf_counter() - begun
 
@@ -295,7 +294,7 @@ class SchedulerActor(Actor[Message]):
             self._in_flight += 1
             if self._in_flight == 1:
                 self._schedule_next()
-            self._sizes.append(_size(plan))
+            self._sizes.append((len(plan.rows), plan.tokens))
             if plan.admissions:
                 admitted += [admission.log.id for admission in plan.admissions]
         return admitted
@@ -307,7 +306,7 @@ class SchedulerActor(Actor[Message]):
         before = len(self._last.plan.admissions)
         if (plan := self._last.replace(self._planned_again)) is None:
             return []
-        self._sizes[-1] = _size(plan)
+        self._sizes[-1] = (len(plan.rows), plan.tokens)
         return [admission.log.id for admission in plan.admissions[before:]]
 
     def _planned_again(self) -> tuple[StepPlan, Grammars] | None:
@@ -335,8 +334,3 @@ class SchedulerActor(Actor[Message]):
             in_flight=self._in_flight,
             counters=copy(self._counters),
         )
-
-
-def _size(plan: StepPlan) -> tuple[int, int]:
-    """Rows and tokens."""
-    return len(plan.rows), sum([row.count for row in plan.rows])

@@ -75,8 +75,7 @@ class StepRecorder:
         ids = self._ids if len(self._ids) <= _HALF - _HEAD.size else msgspec.msgpack.encode(())
         self._half ^= 1
         at = _FIRST + self._half * _HALF
-        tokens = sum([row.count for row in plan.rows])
-        _HEAD.pack_into(self._memory, at, plan.step, len(plan.rows), tokens, len(ids))
+        _HEAD.pack_into(self._memory, at, plan.step, len(plan.rows), plan.tokens, len(ids))
         at += _HEAD.size
         self._memory[at : at + len(ids)] = ids
         self._memory[0] = (

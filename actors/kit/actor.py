@@ -73,7 +73,7 @@ class Actor(ABC, Generic[M]):
     @property
     def pending(self) -> bool:
         """Whether another message waits."""
-        return len(self._cell.mailbox) > 0
+        return bool(self._cell.mailbox.envelopes)
 
     def drain(self) -> list[M]:
         """Take every message that waits now, oldest first.
@@ -107,7 +107,8 @@ class Actor(ABC, Generic[M]):
     ) -> None:
         """Run a task concurrently with `receive`. It is cancelled when this actor stops or crashes. If it
         raises, the actor crashes."""
-        self._tasks.start_soon(_guarded, function, *args, name=f"{self._cell.path}:{name or _name(function)}")
+        name = name or getattr(function, "__qualname__", None) or repr(function)
+        self._tasks.start_soon(_guarded, function, *args, name=f"{self._cell.path}:{name}")
 
 
 class BaseCell(ABC, Generic[M]):
@@ -212,7 +213,11 @@ class ActorCell(BaseCell[M]):
                 await mailbox.wait()
                 continue
             self.state = "busy"
-            await _guarded(actor.receive, envelope.message)
+            try:
+                await actor.receive(envelope.message)
+            except get_cancelled_exc_class() as error:
+                _check_scopes(error)
+                raise
             self.handled += 1
             turn -= 1
             if not turn:
@@ -235,9 +240,14 @@ async def _guarded(function: Callable[[*Args], Awaitable[object]], *args: *Args)
     try:
         await function(*args)
     except get_cancelled_exc_class() as error:
-        if current_effective_deadline() == float("-inf"):
-            raise
-        raise RuntimeError("something that the actor awaited was cancelled from outside") from error
+        _check_scopes(error)
+        raise
+
+
+def _check_scopes(cancellation: BaseException) -> None:
+    """Raise RuntimeError if none of our scopes asked for this cancellation."""
+    if current_effective_deadline() > float("-inf"):
+        raise RuntimeError("something that the actor awaited was cancelled from outside") from cancellation
 
 
 def unwrap(error: Exception) -> Exception:
@@ -245,7 +255,3 @@ def unwrap(error: Exception) -> Exception:
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
-
-
-def _name(function: object) -> str:
-    return getattr(function, "__qualname__", repr(function))

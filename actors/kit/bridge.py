@@ -66,13 +66,14 @@ THREADS = Threads()
 
 
 class Loop:
-    """A handle of the running event loop that callbacks and other threads can use.
+    """A handle of the running event loop that callbacks and other threads can use. `thread` is the identity
+    of the loop's own thread.
 
     `time()` is the loop's clock in seconds, the one that `anyio.current_time` reads. Unlike that function, it
     also works in plain callbacks, where no task is current.
     """
 
-    __slots__ = ("_call_soon", "_thread", "threads", "time")
+    __slots__ = ("_call_soon", "thread", "threads", "time")
 
     def __init__(
         self, time: Callable[[], float], call_soon: Callable[..., object], threads: Threads = THREADS
@@ -80,7 +81,7 @@ class Loop:
         self.time = time
         self.threads = threads
         self._call_soon = call_soon
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
 
     @classmethod
     def current(cls) -> "Loop":
@@ -90,10 +91,6 @@ class Loop:
         if hasattr(native, "call_soon_threadsafe"):  # an asyncio loop, uvloop's included
             return cls(native.time, native.call_soon_threadsafe, getattr(native, "threads", THREADS))
         return cls(token.backend_class.current_time, native.run_sync_soon)  # a TrioToken
-
-    def here(self) -> bool:
-        """Whether the caller is on the loop's own thread."""
-        return threading.get_ident() == self._thread
 
     def call_soon(self, function: Callable[[*Args], object], *args: *Args) -> bool:
         """Run `function(*args)` on the loop soon, in the order of the calls. Any thread may call it; it never

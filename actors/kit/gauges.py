@@ -35,7 +35,7 @@ def read(root: Supervisor) -> Iterator[Gauge]:
             yield Gauge(
                 path=node.path,
                 state=node.state,
-                depth=len(mailbox),
+                depth=len(mailbox.envelopes),
                 capacity=mailbox.capacity,
                 oldest=0.0 if put is None else mailbox.loop.time() - put,
                 handled=node.handled,

@@ -22,9 +22,11 @@ Design:
 
 from collections import deque
 from collections.abc import Callable
+from threading import get_ident
 from typing import Generic, TypeVar
 
 from anyio import CancelScope, Event
+from msgspec import Struct
 
 from personae.actors.kit.bridge import Loop
 from personae.errors import ActorCrashed, ActorStopped, DeadlineExceeded, Overloaded
@@ -85,20 +87,18 @@ class Reply(Generic[T]):
         return self._value  # type: ignore[return-value]  # settled without an error: `tell` has set it
 
 
-class Envelope(Generic[M]):
+class Envelope(Struct, Generic[M], eq=False):
     """A message in a mailbox: the time when it was put there, on the loop's clock, and the reply if it came
     from `ask`."""
 
-    __slots__ = ("message", "reply", "time")
-
-    def __init__(self, message: M, time: float, reply: Reply[object] | None) -> None:
-        self.message = message
-        self.time = time
-        self.reply = reply
+    message: M
+    time: float
+    reply: Reply[object] | None
 
 
 class Mailbox(Generic[M]):
-    """A bounded queue with one reader. `wake` also wakes the reader for what is not a message (stop)."""
+    """A bounded queue with one reader: `envelopes`, the oldest first. `wake` also wakes the reader for what
+    is not a message (stop)."""
 
     def __init__(self, path: str, capacity: int, loop: Loop) -> None:
         if capacity < 1:
@@ -108,29 +108,26 @@ class Mailbox(Generic[M]):
         self.loop = loop
         self.closed = False
         self.owed: set[Reply[object]] = set()  # of messages that the actor has taken and not replied to
-        self._envelopes: deque[Envelope[M]] = deque()
+        self.envelopes: deque[Envelope[M]] = deque()
         self._senders: deque[tuple[Envelope[M], Event]] = deque()
         self._wakeup: Event | None = None
-
-    def __len__(self) -> int:
-        return len(self._envelopes)
 
     @property
     def oldest(self) -> float | None:
         """When the oldest waiting message was put, on the loop's clock."""
         try:
-            return self._envelopes[0].time
+            return self.envelopes[0].time
         except IndexError:
             return None
 
     def put(self, message: M, reply: Reply[object] | None = None) -> None:
         """Queue a message. Raises Overloaded when full, ActorStopped when closed, RuntimeError on another
         thread than the loop's."""
-        if self.closed or not self.loop.here():
+        if self.closed or get_ident() != self.loop.thread:
             self._check()
-        if self._senders or len(self._envelopes) >= self.capacity:
+        if self._senders or len(self.envelopes) >= self.capacity:
             raise Overloaded(f"{self.path}: its mailbox of {self.capacity} is full")
-        self._envelopes.append(Envelope(message, self.loop.time(), reply))
+        self.envelopes.append(Envelope(message, self.loop.time(), reply))
         self.wake()
 
     async def wait_to_put(self, message: M) -> None:
@@ -156,13 +153,13 @@ class Mailbox(Generic[M]):
     def full(self) -> bool:
         """Whether `put` would refuse. Waiting senders come first, so the mailbox counts as full while there
         are any."""
-        return len(self._envelopes) >= self.capacity or bool(self._senders)
+        return len(self.envelopes) >= self.capacity or bool(self._senders)
 
     def take(self) -> Envelope[M] | None:
         """Return the next message, or None. If it came from `ask`, a reply is owed from now on."""
-        if not self._envelopes:
+        if not self.envelopes:
             return None
-        envelope = self._envelopes.popleft()
+        envelope = self.envelopes.popleft()
         if envelope.reply is not None and envelope.reply.waiting:
             self.owed.add(envelope.reply)
         if self._senders:
@@ -171,7 +168,7 @@ class Mailbox(Generic[M]):
 
     def admit(self) -> None:
         """Let waiting senders in while there is room."""
-        while self._senders and len(self._envelopes) < self.capacity:
+        while self._senders and len(self.envelopes) < self.capacity:
             envelope, event = self._senders.popleft()
             self._push(envelope)
             event.set()
@@ -201,9 +198,9 @@ class Mailbox(Generic[M]):
         if self.closed:
             return 0
         self.closed = True
-        dropped = len(self._envelopes)
-        while self._envelopes:
-            envelope = self._envelopes.popleft()
+        dropped = len(self.envelopes)
+        while self.envelopes:
+            envelope = self.envelopes.popleft()
             if envelope.reply is not None:
                 envelope.reply.fail(self._stopped())
         for reply in tuple(self.owed):
@@ -213,7 +210,7 @@ class Mailbox(Generic[M]):
         return dropped
 
     def _push(self, envelope: Envelope[M]) -> None:
-        self._envelopes.append(envelope)
+        self.envelopes.append(envelope)
         self.wake()
 
     def _stopped(self) -> ActorStopped:
@@ -222,7 +219,7 @@ class Mailbox(Generic[M]):
     def _check(self) -> None:
         if self.closed:
             raise self._stopped()
-        if not self.loop.here():
+        if get_ident() != self.loop.thread:
             raise RuntimeError(
                 f"{self.path}: called on another thread; a thread actor uses self.post(ref, message)"
             )

@@ -49,7 +49,7 @@ class ThreadMailbox(Mailbox[M]):
     def take(self) -> Envelope[M] | None:
         """Take the next envelope, if any, and its token."""
         try:
-            envelope = self._envelopes.popleft()
+            envelope = self.envelopes.popleft()
         except IndexError:
             return None
         self._tokens.get()
@@ -59,7 +59,7 @@ class ThreadMailbox(Mailbox[M]):
         """Sleep until there is a token. Returns None if it came without an envelope."""
         self._tokens.get()
         try:
-            return self._taken(self._envelopes.popleft())
+            return self._taken(self.envelopes.popleft())
         except IndexError:
             return None
 
@@ -101,7 +101,7 @@ class ThreadActor(ABC, Generic[M]):
     @property
     def pending(self) -> bool:
         """Whether another message waits. False once the actor is stopping."""
-        return not self._epoch.stopping and len(self._epoch.cell.mailbox) > 0
+        return not self._epoch.stopping and bool(self._epoch.cell.mailbox.envelopes)
 
     def try_next(self) -> M | None:
         """Return the next message if one waits, else None. Never waits."""

@@ -57,21 +57,20 @@ def push(
         raise RequestError("--name is for one folder; several have their folders' names.")
     fields = {"replace": "true"} if replace else {}
     fields |= {"shared": "true"} if shared else {}
-    asked = {} if tenant is None else {"tenant": tenant}
 
     def push_one(client: "httpx.Client", folder: str) -> str:
         if "://" in folder:
             named: dict[str, object] = {} if name is None else {"name": name}
             body = {"source": folder, "replace": replace, "shared": shared} | named
-            return _line(checked(client.post("/v1/adapters", json=body, params=asked)).json())
-        return _line(upload(client, Path(folder), fields | {"name": name or _name(folder)}, asked))
+            return _line(checked(client.post("/v1/adapters", json=body)).json())
+        return _line(upload(client, Path(folder), fields | {"name": name or _name(folder)}))
 
     if len(folders) == 1:
-        with server(url, key) as client:
+        with server(url, key, tenant) as client:
             typer.echo(push_one(client, folders[0]))
         return
     failed = 0
-    with server(url, key) as client, ThreadPoolExecutor(_AT_ONCE) as pool:
+    with server(url, key, tenant) as client, ThreadPoolExecutor(_AT_ONCE) as pool:
         for done in as_completed(tasks := {pool.submit(push_one, client, each): each for each in folders}):
             try:
                 typer.echo(done.result())
@@ -102,9 +101,8 @@ def list_adapters(
     json: JsonOption = False,
 ) -> None:
     """Show all adapters that the key may use. Those that the server was started with come first."""
-    with server(url, key) as client:
-        asked = {} if tenant is None else {"tenant": tenant}
-        records = checked(client.get("/v1/adapters", params=asked)).json()["data"]
+    with server(url, key, tenant) as client:
+        records = checked(client.get("/v1/adapters")).json()["data"]
         cards = checked(client.get("/v1/models")).json()["data"] if tenant is None else []
     uploaded = {record["name"] for record in records}
     own = [card for card in cards if card["parent"] is not None and card["id"] not in uploaded]
@@ -182,9 +180,8 @@ def keep_loaded(
     tenant: TenantOption = None,
 ) -> None:
     """Keep what NAME means on the device, so that no request waits for it. Needs an admin's key."""
-    asked = {} if tenant is None else {"tenant": tenant}
-    with server(url, key) as client:
-        record = checked(client.patch(_path(name), json={"keep_loaded": not off}, params=asked)).json()
+    with server(url, key, tenant) as client:
+        record = checked(client.patch(_path(name), json={"keep_loaded": not off})).json()
     typer.echo(f"{record['name']}@{record['version']} {'may leave' if off else 'stays on'} the device")
 
 
@@ -192,9 +189,8 @@ def keep_loaded(
 @reporting
 def rollback(name: str, url: UrlOption = URL, key: KeyOption = None, tenant: TenantOption = None) -> None:
     """Pin NAME to the version before the one that it means now."""
-    asked = {} if tenant is None else {"tenant": tenant}
-    with server(url, key) as client:
-        served = checked(client.patch(_path(name), json={}, params=asked)).json()
+    with server(url, key, tenant) as client:
+        served = checked(client.patch(_path(name), json={})).json()
     earlier = [number for number in served["versions"] if number < served["version"]]
     if not earlier:
         raise RequestError(f"There is no version of {name} before {served['version']}.")
@@ -214,15 +210,14 @@ def defaults(
     tenant: TenantOption = None,
 ) -> None:
     """Show what requests get that leave fields out, or change it: for what NAME means now, or for NAME@N."""
-    asked = {} if tenant is None else {"tenant": tenant}
     body: dict[str, Any] = {}
     if file is not None:
         try:
             body = {"defaults": msgspec.json.decode(file.read())}
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RequestError(f"{file.name} is not JSON: {error}.") from None
-    with server(url, key) as client:
-        show_json(checked(client.patch(_path(name), json=body, params=asked)).json()["defaults"])
+    with server(url, key, tenant) as client:
+        show_json(checked(client.patch(_path(name), json=body)).json()["defaults"])
 
 
 @app.command()
@@ -245,10 +240,9 @@ def alias(
             weights[model] = float(weight)
         except ValueError:
             raise RequestError(f"'{target}' is not MODEL=WEIGHT.") from None
-    asked = {} if tenant is None else {"tenant": tenant}
     body = {"targets": weights, "shared": shared}
-    with server(url, key) as client:
-        checked(client.put(f"/v1/adapter_aliases/{quote(name, safe='')}", json=body, params=asked))
+    with server(url, key, tenant) as client:
+        checked(client.put(f"/v1/adapter_aliases/{quote(name, safe='')}", json=body))
     typer.echo(f"{name} splits its requests: {', '.join(targets)}")
 
 
@@ -256,16 +250,14 @@ def alias(
 @reporting
 def unalias(name: str, url: UrlOption = URL, key: KeyOption = None, tenant: TenantOption = None) -> None:
     """Remove an alias."""
-    asked = {} if tenant is None else {"tenant": tenant}
-    with server(url, key) as client:
-        checked(client.delete(f"/v1/adapter_aliases/{quote(name, safe='')}", params=asked))
+    with server(url, key, tenant) as client:
+        checked(client.delete(f"/v1/adapter_aliases/{quote(name, safe='')}"))
     typer.echo(f"{name} is no alias any more")
 
 
 def _pin(name: str, version: int | None, url: str, key: str | None, tenant: str | None) -> None:
-    asked = {} if tenant is None else {"tenant": tenant}
-    with server(url, key) as client:
-        answer = checked(client.patch(_path(name), json={"pinned": version}, params=asked)).json()
+    with server(url, key, tenant) as client:
+        answer = checked(client.patch(_path(name), json={"pinned": version})).json()
     typer.echo(f"{name} is {name}@{answer['version']}{', pinned' if answer['pinned'] else ''}")
 
 
@@ -288,7 +280,6 @@ def remove(
     tenant: TenantOption = None,
 ) -> None:
     """Remove an adapter with all its versions, or NAME@N alone. Requests that use it finish."""
-    asked = {} if tenant is None else {"tenant": tenant}
-    with server(url, key) as client:
-        checked(client.delete(_path(name), params=asked))
+    with server(url, key, tenant) as client:
+        checked(client.delete(_path(name)))
     typer.echo(f"{name} removed")

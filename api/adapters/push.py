@@ -19,15 +19,16 @@ _PICKLE = "adapter_model.bin"
 
 
 @contextmanager
-def server(url: str, key: str | None) -> Iterator["httpx.Client"]:
-    """A client of the server at `url`. Raises RequestError if no answer comes."""
+def server(url: str, key: str | None, tenant: str | None = None) -> Iterator["httpx.Client"]:
+    """A client of the server at `url`, for this tenant if it is not the key's. Raises RequestError if no
+    answer comes."""
     import httpx
 
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    params = {} if tenant is None else {"tenant": tenant}
+    times = httpx.Timeout(10.0, read=None)
     try:
-        with httpx.Client(
-            base_url=server_root(url), headers=headers, timeout=httpx.Timeout(10.0, read=None)
-        ) as client:
+        with httpx.Client(base_url=server_root(url), headers=headers, params=params, timeout=times) as client:
             yield client
     except httpx.HTTPError as error:
         raise RequestError(unreachable(url, error)) from None
@@ -40,9 +41,7 @@ def checked(response: "httpx.Response") -> "httpx.Response":
     return response
 
 
-def upload(
-    client: "httpx.Client", folder: Path, fields: Mapping[str, str], query: Mapping[str, str]
-) -> dict[str, Any]:
+def upload(client: "httpx.Client", folder: Path, fields: Mapping[str, str]) -> dict[str, Any]:
     """Upload the adapter that PEFT saved in `folder`, with these fields of the form. Returns its record.
     Raises RequestError."""
     import httpx
@@ -58,7 +57,7 @@ def upload(
         except OSError as error:
             raise RequestError(f"{error.filename}: {error.strerror}.") from None
         try:
-            response = client.post("/v1/adapters", data=dict(fields), files=files, params=dict(query))
+            response = client.post("/v1/adapters", data=dict(fields), files=files)
         except httpx.HTTPError as error:
             raise RequestError(unreachable(str(client.base_url), error)) from None
     record: dict[str, Any] = checked(response).json()

@@ -29,7 +29,6 @@ from personae.api.anthropic.answers import (
     ToolUseAnswer,
 )
 from personae.api.anthropic.errors import anthropic_error
-from personae.api.check import extension
 from personae.api.choices import Part
 from personae.api.generation import Job
 from personae.api.output_pieces import CallPart, Span
@@ -117,7 +116,7 @@ class MessageBuilder(AnswerBuilder):
         yield from self._closed()
         end = MessageEnd(_stop_reason(part), part.stop_reason if isinstance(part.stop_reason, str) else None)
         message = self._message = self._fresh()
-        message.content, message.personae = self._content, extension(part)
+        message.content, message.personae = self._content, part.extension
         message.stop_reason, message.stop_sequence = end.stop_reason, end.stop_sequence
         yield MessageDelta(end, message.usage, message.personae)
         yield MessageStop()

@@ -13,7 +13,6 @@ from personae.api.anthropic.errors import ERRORS, NO_THREADS, anthropics_words
 from personae.api.anthropic.request import CountTokensRequest, MessagesRequest, ThinkingDisabled
 from personae.api.anthropic.translate import chat_request, counted
 from personae.api.body import read_json
-from personae.api.deadline import TIMEOUT
 from personae.api.dialect import MESSAGES
 from personae.api.exchange import Exchange, exchange_of
 from personae.api.generation import Job
@@ -30,7 +29,7 @@ from personae.errors import UnsupportedParameter
     "/v1/messages",
     body=MessagesRequest,
     answers={200: (AnswerMessage, events(MessageEvent))},
-    headers=(TIMEOUT, *targets.HEADERS),
+    headers=(targets.TIMEOUT, *targets.HEADERS),
     refuses=(404, 504),
     error=ERRORS,
 )

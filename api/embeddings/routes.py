@@ -4,7 +4,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api.body import read_json
-from personae.api.deadline import TIMEOUT
 from personae.api.embeddings.relevance import relevance
 from personae.api.embeddings.vectors import admit
 from personae.api.embeddings.wire import (
@@ -21,6 +20,7 @@ from personae.api.embeddings.wire import (
 from personae.api.exchange import exchange_of
 from personae.api.http.operation import operation
 from personae.api.respond import encode_json
+from personae.api.targets import TIMEOUT
 from personae.errors import RequestError
 
 

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from itertools import count
 from typing import Any
 
-from personae.api.check import extension
 from personae.api.choices import Part
 from personae.api.generation import Job
 from personae.api.logprobs import chat_logprobs
@@ -238,7 +237,7 @@ class ResponseBuilder(AnswerBuilder):
             item = self._output[call.place] = call.item("incomplete")
             yield self._event(ItemDone, output_index=call.place, item=item)
         response = self._response = self._fresh()
-        response.output, response.personae = self._output, extension(part)
+        response.output, response.personae = self._output, part.extension
         response.usage = self._usage()
         if spent:
             response.status, response.incomplete_details = "incomplete", Incomplete()

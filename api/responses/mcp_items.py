@@ -143,9 +143,6 @@ class ApprovalResponse(
     status: ListStatus | None = None
 
 
-McpItem = McpListItem | McpCallItem | ApprovalRequest | ApprovalResponse
-
-
 class ChosenServer(msgspec.Struct, tag="mcp", tag_field="type", forbid_unknown_fields=True):
     """As `tool_choice`: a tool of this server must be called, or the one of that name."""
 

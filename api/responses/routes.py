@@ -7,7 +7,6 @@ from starlette.responses import Response as HttpResponse
 
 from personae.api import targets
 from personae.api.body import read_json
-from personae.api.deadline import TIMEOUT
 from personae.api.exchange import Exchange, exchange_of
 from personae.api.generation import unless_disconnected
 from personae.api.http.operation import events, operation
@@ -30,7 +29,7 @@ from personae.errors import NotFound, UnsupportedParameter
     "/v1/responses",
     body=ResponsesRequest,
     answers={200: (Response, events(Event))},
-    headers=(TIMEOUT, *targets.HEADERS),
+    headers=(targets.TIMEOUT, *targets.HEADERS),
     refuses=(403, 404, 424, 504),
 )
 async def create_response(request: Request) -> HttpResponse | EventStream:

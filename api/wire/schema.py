@@ -170,6 +170,11 @@ class Sampling(Body, kw_only=True):
     property_order: Literal["schema", "any"] | None = None
     timeout: float | None = None
 
+    @property
+    def excludes(self) -> bool:
+        """Whether it names tokens or words that the answer may not have."""
+        return self.allowed_token_ids is not None or bool(self.bad_words)
+
 
 class PredictedText(msgspec.Struct, forbid_unknown_fields=True):
     """A part of a prediction."""

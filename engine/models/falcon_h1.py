@@ -10,7 +10,7 @@ from personae.engine.layers.mamba import MambaSpec
 from personae.engine.layers.mlp import MlpSpec
 from personae.engine.layers.parallel import ParallelSpec
 from personae.engine.models.common import activation, decoder_config, uniform_windows
-from personae.engine.models.granitemoe import limits
+from personae.engine.models.granitemoe import mamba_spec
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
@@ -67,31 +67,15 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
 
 
 def _mamba(fields: Fields, config: ModelConfig) -> MambaSpec:
-    heads = fields.size("mamba_n_heads", default=128)
-    inner = fields.size("mamba_expand", default=2) * config.hidden_size
+    inner = None
     if "mamba_d_ssm" in fields or not fields.given("mamba_d_ssm"):
         inner = fields.size("mamba_d_ssm", default=1024)
-    if fields.raw("mamba_d_head") in (None, "auto"):
-        fields = fields.within({}, {"mamba_d_head": max(1, inner // heads)})
-    dim, groups = fields.size("mamba_d_head"), fields.size("mamba_n_groups", default=1)
-    if heads * dim != inner:
-        raise fields.error("mamba_d_head", f"{heads} heads of {dim} are not {inner} numbers")
-    if heads % groups:
-        raise fields.error("mamba_n_groups", f"{groups} groups do not divide {heads} heads")
-    bias = fields.get("mamba_proj_bias", False)
-    if fields.get("projectors_bias", False) != bias:
+    spec = mamba_spec(fields, config, inner)
+    if fields.get("projectors_bias", False) != spec.bias:
         raise fields.error("projectors_bias", "is not supported without mamba_proj_bias, nor the other way")
     normed, before_gate = fields.get("mamba_rms_norm", False), fields.get("mamba_norm_before_gate", True)
-    return MambaSpec(
-        heads,
-        dim,
-        fields.size("mamba_d_state", default=256),
-        groups,
-        fields.size("mamba_d_conv", default=4),
-        fields.get("mamba_conv_bias", True),
-        bias,
-        limits(fields, "time_step_limit"),
-        config.eps,
+    return replace(
+        spec,
         norm=None if not normed else "before_gate" if before_gate else "after_gate",
         scales=_numbers(fields, "ssm_multipliers", 5),
     )

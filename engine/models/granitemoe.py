@@ -58,10 +58,11 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     return with_scales(config, fields)
 
 
-def mamba_spec(fields: Fields, config: ModelConfig) -> MambaSpec:
-    """The state layers."""
+def mamba_spec(fields: Fields, config: ModelConfig, inner: int | None = None) -> MambaSpec:
+    """The state layers. `inner`: the numbers of all heads, if the file has them under a name of its own."""
     heads = fields.size("mamba_n_heads", default=128)
-    inner = fields.size("mamba_expand", default=2) * config.hidden_size
+    expanded = fields.size("mamba_expand", default=2) * config.hidden_size
+    inner = expanded if inner is None else inner
     if fields.raw("mamba_d_head") in (None, "auto"):
         fields = fields.within({}, {"mamba_d_head": max(1, inner // heads)})
     dim, groups = fields.size("mamba_d_head"), fields.size("mamba_n_groups", default=1)

@@ -7,9 +7,10 @@ for all pages of an engine: a tier keeps it with its pages (`engine/tiers/disk.p
 the same to engines that differ in it.
 """
 
+import hmac
 from array import array
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 
 from personae.engine.plan import PageKey
 from personae.engine.sequence import SequenceLog
@@ -20,6 +21,11 @@ Token = int | tuple[str, int]
 `LiveSequence.cache_key`)."""
 NAME_BYTES = 32
 TENANT_BYTES = 16
+
+
+def tenant_salt(secret: bytes, tenant: str) -> bytes:
+    """A tenant's salt, which only those who know the secret can compute."""
+    return hmac.digest(secret, tenant.encode(), sha256)
 
 
 def root_key(salt: bytes, adapter: str | None) -> RootKey:

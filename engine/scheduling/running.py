@@ -378,11 +378,6 @@ class RunningTable:
         sequence.planned = sequence.computed = sequence.capacity = sequence.stale = 0
         sequence.parked = False
 
-    def take_unwritten(self) -> tuple[PageNode, ...]:
-        """The pages that get their content in the plan that is being made."""
-        fetched, self._fetched = tuple(self._fetched), []
-        return fetched
-
     def hold(self, root: bytes, chunks: Sequence[bytes]) -> HeldPages:
         """See Scheduler."""
         cache = self._only.cache
@@ -465,11 +460,6 @@ class RunningTable:
         self._sources += sources
         return True
 
-    @property
-    def sources(self) -> tuple[PageNode, ...]:
-        """The pages that the plan which is being made copies."""
-        return tuple(self._sources)
-
     def park(self, sequence: LiveSequence, stale: int) -> None:
         """No token was chosen at its last position because its mask is not ready. That position is planned
         again after `unpark`. `stale` rows of it are in flight."""
@@ -500,8 +490,11 @@ class RunningTable:
             region.cache.publish(handle, chunk, sequence.pages[len(handle.nodes)])
             sequence.publish_at = end + size
 
-    def clear_changes(self) -> None:
-        """The plan has been made: clear what it contains, and unpin the pages that it copies."""
+    def clear_changes(self) -> tuple[tuple[PageNode, ...], tuple[PageNode, ...]]:
+        """The plan has been made: clear what it contains, and unpin the pages that it copies. Returns the
+        pages that get their content in it, and those that it copies."""
+        fetched, sources = tuple(self._fetched), tuple(self._sources)
+        self._fetched.clear()
         self.releases.clear()
         self.reclaimed.clear()
         self.copies.clear()
@@ -509,6 +502,7 @@ class RunningTable:
         for node in self._sources:
             self._region_of(node).cache.unpin(node)
         self._sources.clear()
+        return fetched, sources
 
     def check_integrity(self) -> None:
         """Raises AssertionError, which names the slot, page or sequence that is inconsistent."""

@@ -158,7 +158,8 @@ class Scheduler:
         last = self._in_flight_batches[-1].plan.step if self._in_flight_batches else None
         if table.background and sequences.waiting.foreground:
             sequences.preempt_background(last)
-        sequences.share_out(last)
+        if sequences.quota is not None:
+            sequences.share_out(last)
         running = len(table) - table.background
         others = running > 0 or sequences.waiting.foreground > 0
         background = table.background or sequences.waiting.background
@@ -205,7 +206,7 @@ class Scheduler:
         builder = StepBuilder(
             self.layout, sequences, budget, self._drafts, before, resting=self._resting, kept=kept
         )
-        self._add_rows(builder, budget, len(kept.decoding))
+        self._add_rows(builder, budget, kept)
         return self._finish_plan(builder, last.plan, last.held_back)
 
     def _take_back(self, batch: _InFlightBatch) -> KeptRows:
@@ -226,22 +227,24 @@ class Scheduler:
                 kept[place].append((sequence, row))
         return kept
 
-    def _add_rows(self, builder: StepBuilder, budget: TokenBudget, served: int = 0) -> list[Row]:
-        """Rows for all that may have some. The first `served` decode rows have been counted."""
-        builder.add_decodes(self._micro_batch())
-        if self._sequences.quota is not None:
-            for sequence in builder.decoding[served:]:
-                self._sequences.serve(sequence, 1)
-        if self._sequences.over_quota_tenants:
+    def _add_rows(self, builder: StepBuilder, budget: TokenBudget, kept: KeptRows | None = None) -> list[Row]:
+        """Rows for all that may have some, after what is kept of a plan that is made again."""
+        sequences, waiting = self._sequences, self._sequences.waiting
+        builder.add_decodes(None if self._micro_batches == 1 else self._micro_batch())
+        if sequences.quota is not None:
+            for sequence in builder.decoding[0 if kept is None else len(kept.decoding) :]:
+                sequences.serve(sequence, 1)
+        if sequences.over_quota_tenants:
             budget.over_quota = 0
-        builder.add_admitted()
-        self._add_prompts(builder, budget)
+        if kept is not None:
+            builder.add_admitted()
+        some = self._running.prefilling or waiting.foreground or waiting.background
+        if some or sequences.over_quota_tenants:
+            self._add_prompts(builder, budget)
         return builder.rows
 
-    def _micro_batch(self) -> int | None:
-        """How many decode rows a plan may have; None for all."""
-        if self._micro_batches == 1:
-            return None
+    def _micro_batch(self) -> int:
+        """How many decode rows a plan may have."""
         rows = sum(sequence.planned < sequence.last for sequence in self._running.decoding)
         return max(math.ceil(rows / self._micro_batches), MICRO_BATCH)
 
@@ -258,18 +261,18 @@ class Scheduler:
             (*begun.reclaimed, *table.reclaimed),
             tuple(table.moves),
         )
+        fetched, sources = table.clear_changes()
         batch = _InFlightBatch(
             plan,
             builder.decoding,
             chunks,
             builder.drafting,
             (len(builder.decoding) + builder.drafting, prompts),
-            table.take_unwritten(),
-            table.sources,
+            fetched,
+            sources,
             held_back,
         )
         self._in_flight_batches.append(batch)
-        table.clear_changes()
         return plan
 
     def _add_prompts(self, builder: StepBuilder, budget: TokenBudget) -> None:

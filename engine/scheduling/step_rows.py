@@ -147,7 +147,10 @@ class StepBuilder:
             else:
                 chunks.append((sequence, row))
                 spare -= count - 1
-            budget.spend(count, background=sequence.background)
+            if sequence.background:
+                budget.spend(count, background=True)
+            else:
+                budget.tokens -= count
             sequence.planned = position + count
         self.drafting = len(drafting)
         if drafting:

@@ -24,10 +24,12 @@ class StepCost:
         # Seconds per additional row: not negative, and at most its share of the mean step.
         self.each = 0.0
 
-    def observe(self, rows: int, seconds: float) -> None:
-        """A step with only `rows` decode rows took `seconds`."""
+    def observe(self, rows: int, seconds: float) -> float:
+        """A step with only `rows` decode rows took `seconds`. Returns how long it was expected to take; 0 for
+        the first one."""
+        expected = self.of(rows)
         if self._count:
-            seconds = min(seconds, 3 * self.of(rows))
+            seconds = min(seconds, 3 * expected)
         self._count = min(self._count + 1, self._memory)
         weight = 1 / self._count
         more, longer = rows - self._rows, seconds - self._seconds
@@ -38,6 +40,7 @@ class StepCost:
         assumed = self._seconds / (self._rows + 8)
         found = (self._covariance + assumed / 4) / (self._variance + 1 / 4)
         self.each = min(max(found, 0.0), self._seconds / max(self._rows, 1.0))
+        return expected
 
     def of(self, rows: int) -> float:
         """Seconds of a step with `rows` rows; 0 before any was measured."""
@@ -68,11 +71,9 @@ class StepTime:
         if prompts >= FEWEST_TOKENS:
             self._prompts.append(max(seconds - self.of(rows, 0), 0.0) / prompts)
             self.each = median(self._prompts)
-        elif not prompts:
-            if (expected := self.decoding.of(rows)) > 0:
-                self._drifts.append(seconds / expected)
-                self._drift = median(self._drifts)
-            self.decoding.observe(rows, seconds)
+        elif not prompts and (expected := self.decoding.observe(rows, seconds)) > 0:
+            self._drifts.append(seconds / expected)
+            self._drift = median(self._drifts)
 
     def of(self, rows: int, prompts: int) -> float:
         """Seconds of such a step; 0 before any was measured."""

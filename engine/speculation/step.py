@@ -64,9 +64,9 @@ class SpeculativeStepEngine(StepEngine):
         self._begun += self._speculator.drafting_seconds
         return super()._begin(plan)
 
-    def _logit_mask(self, packed: PackedStep) -> torch.Tensor | None:
-        logit_mask = super()._logit_mask(packed)
-        if logit_mask is None or not packed.drafts:
+    def _logit_mask(self, packed: PackedStep, bitmask: torch.Tensor) -> torch.Tensor:
+        logit_mask = super()._logit_mask(packed, bitmask)
+        if not packed.drafts:
             return logit_mask
         # The masks of drafts are made once the drafts are known to be right.
         drafts = logit_mask.new_full((len(packed.sampled) - len(logit_mask), logit_mask.shape[1]), -1)

@@ -7,6 +7,7 @@ indexed by slot, so a step of decode rows takes a handful of vector operations, 
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -33,6 +34,8 @@ from personae.lora.segments import LoraBatch, lora_batch, segments_of
 
 PARTS = 2  # for each stage: with more, stages wait less for the first part and the last
 PART_TOKENS = 32  # at least
+
+_slot, _start, _count, _samples = map(attrgetter, ("slot", "start", "count", "samples"))
 
 
 class Runner(DeviceAdapters):
@@ -66,8 +69,9 @@ class Runner(DeviceAdapters):
         self.vocab_size = model.config.vocab_size
         self.last_tokens = torch.zeros(layout.max_seqs, dtype=torch.int64, device=model.device)
         self._tables = PageTables(layout)
-        self._adapter_slot: list[int | None] = [None] * layout.max_seqs
-        # By slot: the first position at which the adapter is active, if that is not 0.
+        # By slot, for sequences with an adapter: the adapter's slot, and the first position at which the
+        # adapter is active, if that is not 0.
+        self._adapter_slot: dict[int, int] = {}
         self._adapter_start: dict[int, int] = {}
 
     def begin(self, plan: StepPlan, known: KnownTokens) -> PackedStep | None:
@@ -75,12 +79,15 @@ class Runner(DeviceAdapters):
         if plan.moves:
             self._move(plan.moves)
         self._tables.apply(plan)
+        for slot in plan.releases:
+            self._adapter_slot.pop(slot, None)
+            self._adapter_start.pop(slot, None)
         for admission in plan.admissions:
             slot, log = admission.slot, admission.log
-            self._adapter_slot[slot] = None if log.adapter is None else self._slot(log.adapter)
-            self._adapter_start.pop(slot, None)
-            if log.adapter_start:
-                self._adapter_start[slot] = log.adapter_start
+            if log.adapter is not None:
+                self._adapter_slot[slot] = self._slot(log.adapter)
+                if log.adapter_start:
+                    self._adapter_start[slot] = log.adapter_start
         if plan.copies:
             self.kv.copy_pages(plan.copies if self._region is None else self._own_copies(plan.copies))
         return self.pack(plan.rows, known) if plan.rows else None
@@ -148,10 +155,12 @@ class Runner(DeviceAdapters):
         packed = hidden.packed
         if hidden.arrival is not None:
             hidden.arrival.result()
-        slots = packed.sampled_slots
-        for index, (drafts, _) in packed.drafts.items():
-            slots = slots + [packed.sampled_slots[index]] * len(drafts)
-        output = self._output_of(slots, [1] * len(slots))
+        output = None
+        if self._adapter_slot:
+            slots = packed.sampled_slots
+            for index, (drafts, _) in packed.drafts.items():
+                slots = slots + [packed.sampled_slots[index]] * len(drafts)
+            output = self._output_of(slots, [1] * len(slots))
         logits = self.model.logits(hidden.states[packed.sampled], output, logit_mask)
         return Forward(packed, hidden.states, logits)
 
@@ -176,14 +185,14 @@ class Runner(DeviceAdapters):
         Their keys go to a page that no sequence has yet.
         """
         count = self.adapters.max_adapters
-        self._adapter_slot = [slot % count for slot in range(self.layout.max_seqs)]
+        self._adapter_slot = {slot: slot % count for slot in range(self.layout.max_seqs)}
         last = len(spans) - 1
         rows = (
             Row(slot, start, size, samples=everybody or slot == last)
             for slot, (start, size) in enumerate(spans)
         )
         packed = self.pack(tuple(rows), KnownTokens(self.layout.max_seqs, self.vocab_size))
-        self._adapter_slot = [None] * self.layout.max_seqs
+        self._adapter_slot = {}
         tokens = self._tokens(packed)
         hidden = self.model.forward(tokens, packed.positions, self.kv, packed.attention, packed.lora)
         return self.model.logits(hidden[packed.sampled])
@@ -205,29 +214,29 @@ class Runner(DeviceAdapters):
         """How adapters change the logits of these slots' rows, counts[i] each; None if they do not."""
         if not self.adapters.deltas:
             return None
-        return self.adapters.deltas.of_step(segments_of([self._adapter_slot[s] for s in slots], counts))
+        return self.adapters.deltas.of_step(segments_of(list(map(self._adapter_slot.get, slots)), counts))
 
     def pack(self, rows: tuple[Row, ...], known: KnownTokens) -> PackedStep:
         """Lay the tokens of at least one row out one after the other, grouped by adapter, base rows last. The
         rows of each rank are together, if each has sequences of its own."""
         order = self._grouped_by_adapter(rows)
-        ordered = [rows[i] for i in order]
-        slots = np.array([row.slot for row in ordered], np.int64)
-        starts = np.array([row.start for row in ordered], np.int64)
-        counts = np.array([row.count for row in ordered], np.int64)
+        ordered, size = list(map(rows.__getitem__, order)), len(rows)
+        slots = np.fromiter(map(_slot, ordered), np.int64, size)
+        starts = np.fromiter(map(_start, ordered), np.int64, size)
+        counts = np.fromiter(map(_count, ordered), np.int64, size)
         ends = np.cumsum(counts)
         offsets = ends - counts
         positions = np.arange(ends[-1]) + np.repeat(starts - offsets, counts)
         write_index = self._tables.places(np.repeat(slots, counts), positions)
         lengths = starts + counts
         max_kv = int(lengths.max())
-        samples = [i for i, row in enumerate(ordered) if row.samples]
+        sampling = np.flatnonzero(np.fromiter(map(_samples, ordered), np.bool_, size))
         ids, newest = known.inputs(slots, starts, counts, offsets, int(ends[-1]))
-        chosen = ends[samples] - 1
+        chosen, chosen_ends = ends[sampling] - 1, lengths[sampling]
         drafts: Drafts = {}
         if known.guesses:
             newest = newest[[order[i] not in known.guesses for i in newest]]
-            chosen, drafts = _write_guesses(known, order, samples, ends, ids)
+            chosen, drafts = _write_guesses(known, order, sampling.tolist(), ends, ids)
         row_starts = np.concatenate(([0], ends)).astype(np.int32)
         own = uploads(
             (
@@ -258,11 +267,11 @@ class Runner(DeviceAdapters):
                 max_kv=max_kv,
                 host=(row_starts, lengths),
             ),
-            lora=self._lora(slots, starts, counts),
+            lora=self._lora(slots, starts, counts) if self._adapter_slot else None,
             sampled=sampled,
-            sampled_rows=[order[i] for i in samples],
-            sampled_slots=[ordered[i].slot for i in samples],
-            sampled_ends=lengths[samples].tolist() if not drafts else _sampled_ends(lengths[samples], drafts),
+            sampled_rows=list(map(order.__getitem__, sampling.tolist())),
+            sampled_slots=slots[sampling].tolist(),
+            sampled_ends=_sampled_ends(chosen_ends, drafts) if drafts else chosen_ends.tolist(),
             offsets=offsets.tolist(),
             order=order,
             drafts=drafts,
@@ -318,9 +327,8 @@ class Runner(DeviceAdapters):
         )
 
     def _grouped_by_adapter(self, rows: tuple[Row, ...]) -> list[int]:
-        slots = self._adapter_slot
         base = self.adapters.max_adapters  # higher than every slot, so that base rows come last
-        keys = [base if (slot := slots[row.slot]) is None else slot for row in rows]
+        keys = [self._adapter_slot.get(row.slot, base) for row in rows]
         if self._region is not None:
             regions = self._tables.regions
             keys = [int(regions[row.slot]) * (base + 1) + key for row, key in zip(rows, keys, strict=True)]
@@ -328,7 +336,7 @@ class Runner(DeviceAdapters):
 
     def _lora(self, slots: Ints, starts: Ints, counts: Ints) -> LoraBatch | None:
         rows, lengths = slots.tolist(), counts.tolist()
-        adapters = [self._adapter_slot[slot] for slot in rows]
+        adapters = list(map(self._adapter_slot.get, rows))
         # Base rows come last, in each region: so a step without regions has no adapter.
         if not adapters or (adapters[0] is None and self._region is None):
             return None

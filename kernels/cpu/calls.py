@@ -276,8 +276,13 @@ class CpuOperators:
         best = torch.empty(count)
         drawn = rows.temperature.any()  # otherwise the numbers are not read
         numbers = uniforms(rows.streams, rows.positions) if drawn else np.empty(count)
-        columns = (rows.temperature, rows.top_k, rows.top_p, rows.min_p, numbers)
-        call = _SamplingColumns(*(column.ctypes.data for column in columns))
+        call = _SamplingColumns(
+            rows.temperature.ctypes.data,
+            rows.top_k.ctypes.data,
+            rows.top_p.ctypes.data,
+            rows.min_p.ctypes.data,
+            numbers.ctypes.data,
+        )
         self._choose(
             logits.data_ptr(),
             None if bitmask is None else bitmask.data_ptr(),

@@ -76,7 +76,10 @@ def drawn(runner: Runner, random: Random) -> tuple[Row, ...]:
         count = min(count, left, LAYOUT.max_model_len - start)
         if count:
             rows.append(Row(slot, start, count, samples=True))
-            runner._adapter_slot[slot] = random.choice((None, random.randrange(128)))
+            adapter = random.choice((None, random.randrange(128)))
+            runner._adapter_slot.pop(slot, None)
+            if adapter is not None:
+                runner._adapter_slot[slot] = adapter
             left -= count
     return tuple(rows)
 
