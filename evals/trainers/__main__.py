@@ -1,12 +1,12 @@
 """Adapters of other projects' trainers: `python -m personae.evals.trainers --environments DIR`.
 
     --trainer trl             SFTTrainer and DPOTrainer; the callback PushAdapter pushes at the end
-    --trainer llamafactory    its command with YAML files; `personae adapters push` pushes the folders
+    --trainer llamafactory    its command with a YAML file; `personae adapters push` pushes its folder
     --environments DIR        where the trainers are installed, each for itself; they are kept
 
-The bundled small model is trained for three steps on a CPU, and served. Each adapter, and a checkpoint of one,
-must answer token for token as PEFT does in the trainer's environment. An adapter with an added token must be
-refused. Exit code 1 if anything is not as it must be.
+The bundled small model is trained for three steps on a CPU, and served. Each adapter, and a checkpoint of
+one, must answer token for token as PEFT does in the trainer's environment, and otherwise than the base. Exit
+code 1 if one does not.
 """
 
 import json
@@ -48,18 +48,12 @@ YAML: dict[str, Any] = {
     "max_steps": 3,
     "save_steps": 2,
     "per_device_train_batch_size": 2,
-    "learning_rate": 0.05,
+    "learning_rate": 0.01,
     "lr_scheduler_type": "constant",
     "bf16": False,
     "use_cpu": True,
     "report_to": "none",
 }
-VARIANTS: dict[str, dict[str, Any]] = {
-    "lf-sft": {},
-    "lf-embedding": {"additional_target": "embed_tokens"},
-    "lf-added-token": {"new_special_tokens": "<extra>", "resize_vocab": True},
-}
-REFUSED = {"lf-added-token"}
 
 
 def environment(folder: Path, trainer: str) -> Path:
@@ -111,28 +105,16 @@ def train_with_llamafactory(python: Path, work: Path, url: str) -> dict[str, Pat
     # LLaMA-Factory imports torchaudio, but a training on texts calls nothing of it; see UNFIT.
     (work / "modules").mkdir()
     (work / "modules" / "torchaudio.py").touch()
-    for name, changes in VARIANTS.items():
-        file = work / f"{name}.yaml"
-        file.write_text(json.dumps({**YAML, **changes, "output_dir": name}))  # YAML contains JSON
-        run(work, python.parent / "llamafactory-cli", "train", file, path=work / "modules")
-        push(work / name, name, url)
-    return {name: work / name for name in VARIANTS if name not in REFUSED}
+    (work / "sft.yaml").write_text(json.dumps({**YAML, "output_dir": "lf-sft"}))  # YAML contains JSON
+    run(work, python.parent / "llamafactory-cli", "train", "sft.yaml", path=work / "modules")
+    push(work / "lf-sft", "lf-sft", url)
+    return {"lf-sft": work / "lf-sft"}
 
 
 def push(folder: Path, name: str, url: str) -> None:
-    """Push a folder by the command, and print what it says."""
-    line = [
-        sys.executable,
-        "-c",
-        "from personae.api.cli import main; main()",
-        "adapters",
-        "push",
-        str(folder),
-    ]
-    done = subprocess.run([*line, "--name", name, "--url", url], capture_output=True, text=True)  # noqa: S603  # ourselves
-    print(f"{name}: {(done.stdout or done.stderr).strip()}", flush=True)
-    if (done.returncode != 0) != (name in REFUSED):
-        raise typer.Exit(1)
+    """Push a folder by the command, which says what it did."""
+    line = [sys.executable, "-c", "from personae.api.cli import main; main()", "adapters", "push"]
+    subprocess.run([*line, str(folder), "--name", name, "--url", url], check=True)  # noqa: S603  # ourselves
 
 
 def differing(python: Path, work: Path, folders: dict[str, Path], url: str) -> Iterator[str]:
