@@ -60,11 +60,12 @@ def environment(folder: Path, trainer: str) -> Path:
     """The interpreter of a trainer's environment, which is made if it is not there."""
     python = folder / trainer / "bin" / "python"
     if not (folder / trainer / "ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", folder / trainer], check=True)  # noqa: S603  # ourselves
-        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*install, "torch", *REQUIREMENTS[trainer]], check=True)  # noqa: S603  # ourselves
-        remove = [python, "-m", "pip", "uninstall", "--quiet", "--yes", *UNFIT]
-        subprocess.run(remove, check=True)  # noqa: S603  # ourselves
+        pip = (python, "-m", "pip")
+        run(folder, sys.executable, "-m", "venv", trainer)
+        run(
+            folder, *pip, "install", "--quiet", "--disable-pip-version-check", "torch", *REQUIREMENTS[trainer]
+        )
+        run(folder, *pip, "uninstall", "--quiet", "--yes", *UNFIT)
         (folder / trainer / "ready").touch()
     return python
 
@@ -73,8 +74,9 @@ def run(cwd: Path, *command: str | Path, path: Path | None = None) -> str:
     """What a command prints. Raises CalledProcessError; its other output is shown."""
     own = {"HF_HUB_OFFLINE": "1"} | ({} if path is None else {"PYTHONPATH": str(path)})
     others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    kept = {"cwd": cwd, "env": others | own, "check": True}
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, **kept).stdout  # noqa: S603  # ourselves
+    return subprocess.run(  # noqa: S603  # ourselves, and the trainers that were asked for
+        command, check=True, cwd=cwd, env=others | own, stdout=subprocess.PIPE, text=True
+    ).stdout
 
 
 def train_with_trl(python: Path, work: Path, url: str) -> dict[str, Path]:
@@ -144,6 +146,7 @@ def main(
         with Served([str(NAMED), "--data-dir", str(data)]) as server:
             wrong: list[str] = []
             for name in trainer or list(TRAINERS):
+                environments.mkdir(parents=True, exist_ok=True)
                 python = environment(environments.resolve(), name)
                 work = Path(temporary) / name
                 work.mkdir()

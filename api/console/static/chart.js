@@ -19,10 +19,10 @@ function options(say, at, whole, point) {
     width: 0,
     height: HEIGHT,
     legend: { show: false },
-    cursor: { drag: { x: false, y: false }, sync: { key: "charts" } },
+    cursor: { y: false, drag: { x: false, y: false }, sync: { key: "charts" } },
     scales: { x: { time: false }, y: { range: (_, low, high) => [0, high > 0 ? 1.05 * high : 1] } },
     axes: [
-      { ...line, incrs: TIMES, space: 70, values: words(at) },
+      { ...line, incrs: TIMES, space: 70, values: words(at), size: 26 },
       { ...line, ...(whole && { incrs: WHOLE }), values: words(say), size: wide },
     ],
     series: [{}, ...COLORS.map((name) => ({ stroke: color(name), width: 1.5, points: { show: false } }))],
