@@ -118,6 +118,14 @@ def _read_place(
 ) -> Iterator[VocabularyChange]:
     place = PATHS[path]
     tokens, hidden = vocabulary
+    for role in roles.keys() & {"copy", "full"}:
+        shape = file.entries[roles[role]].shape
+        if shape[1:] == (hidden,) and shape[0] > tokens:
+            raise refusal(
+                roles[role],
+                f"it has {shape[0]} tokens, the base {tokens}; adapters cannot add tokens, so train without "
+                "new ones, or with ones that the base has and does not use (trainable_token_indices)",
+            )
     if "copy" in roles:
         name = roles["copy"]
         if not fingerprint(file.read_checked(name, vocabulary)).matches(shapes.copies.get(place)):

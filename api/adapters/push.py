@@ -46,11 +46,8 @@ def upload(client: "httpx.Client", folder: Path, fields: Mapping[str, str]) -> d
     Raises RequestError."""
     import httpx
 
-    if (folder / _PICKLE).exists() and not (folder / FILES[1]).exists():
-        raise RequestError(
-            f"{folder / _PICKLE} is a pickle, and reading one can run code. If you trust it, load the "
-            "adapter with PEFT and save it again: `save_pretrained` writes adapter_model.safetensors."
-        )
+    if folder.is_dir() and not all((folder / file).exists() for file in FILES):
+        raise RequestError(_no_adapter(folder))
     with ExitStack() as stack:
         try:
             files = {file: stack.enter_context((folder / file).open("rb")) for file in FILES}
@@ -62,3 +59,20 @@ def upload(client: "httpx.Client", folder: Path, fields: Mapping[str, str]) -> d
             raise RequestError(unreachable(str(client.base_url), error)) from None
     record: dict[str, Any] = checked(response).json()
     return record
+
+
+def _no_adapter(folder: Path) -> str:
+    """Why the folder is not taken, by what trainers leave in folders without an adapter's files."""
+    if (folder / _PICKLE).exists():
+        return (
+            f"{folder / _PICKLE} is a pickle, and reading one can run code. If you trust it, load the "
+            "adapter with PEFT and save it again: `save_pretrained` writes adapter_model.safetensors."
+        )
+    missing = next(file for file in FILES if not (folder / file).exists())
+    inside = [path.parent for path in folder.glob(f"*/{FILES[1]}")]
+    if inside:
+        newest = max(inside, key=lambda one: one.stat().st_mtime)
+        return f"{folder} has no {missing}, but {newest} has an adapter: push that one."
+    if any(folder.glob("model*.safetensors")):
+        return f"{folder} has a whole model and no {missing}; a merged model is not an adapter."
+    return f"{folder} has no {missing}."

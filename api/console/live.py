@@ -1,5 +1,6 @@
 """What the console's page Live is drawn from: some of the metrics, and what metrics have no place for."""
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -95,13 +96,14 @@ class LiveEngine(msgspec.Struct, frozen=True):
 
 
 class LiveMetrics(msgspec.Struct, frozen=True):
-    """Samples by the names that they have in `/metrics`. `queues` are those with most sequences, then those
-    with most tokens; there may be `max_replicas` engines."""
+    """Samples by the names that they have in `/metrics`, at a Unix time in seconds. `queues` are those with
+    most sequences, then those with most tokens; there may be `max_replicas` engines."""
 
     samples: dict[str, list[LiveSample]]
     engines: list[LiveEngine]
     queues: list[LiveQueue]
     max_replicas: int
+    at: float
     object: str = "stats"
 
 
@@ -142,7 +144,8 @@ async def get_stats(request: Request) -> Response:
 def _metrics(services: Services) -> LiveMetrics:
     stats = services.client.stats()
     most = 1 if services.scaler is None else services.scaler.most
-    return LiveMetrics(_samples(services), list(_engines(services, stats)), _queues(services, stats), most)
+    engines, queues = list(_engines(services, stats)), _queues(services, stats)
+    return LiveMetrics(_samples(services), engines, queues, most, time.time())
 
 
 def _samples(services: Services) -> dict[str, list[LiveSample]]:

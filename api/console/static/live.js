@@ -17,13 +17,14 @@ const BACK = 15; // scrapes that percentiles look back: half a minute
 const FIRST = "vllm:time_to_first_token_seconds";
 const GAP = "vllm:inter_token_latency_seconds";
 
-function point(now, before, back, seconds) {
+function point(at, now, before, back, seconds) {
   const rate = (name, labels) => (before ? (sum(now, name, labels) - sum(before, name, labels)) / seconds : null);
   const share = (part, whole) => {
     const all = sum(now, whole) - sum(back ?? new Map(), whole);
     return all > 0 ? (sum(now, part) - sum(back ?? new Map(), part)) / all : null;
   };
   return {
+    at,
     tokens: rate("vllm:generation_tokens_total"),
     prompt: rate("vllm:prompt_tokens_total"),
     requests: rate("vllm:request_success_total"),
@@ -39,6 +40,7 @@ function point(now, before, back, seconds) {
 }
 
 const rate = (value) => (value == null ? "–" : `${value >= 100 ? Math.round(value) : value.toFixed(1)}/s`);
+const clock = (at) => new Date(1000 * at).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
 const whole = (value) => (value == null ? "–" : String(Math.round(value)));
 const percent = (value) => (value == null ? "–" : `${(100 * value).toFixed(1)} %`);
 const time = (value) => (value == null ? "–" : value < 1 ? `${(1000 * value).toFixed(0)} ms` : `${value.toFixed(2)} s`);
@@ -85,7 +87,7 @@ export function Live({ shown }) {
       const kept = (await call("GET", "v1/stats/history").catch(() => ({ data: [] }))).data;
       const all = kept.map((one) => ({ at: one.at, metrics: samples(one) }));
       const pairs = all.slice(1).map((one, index) => [one, all[index]]);
-      setMinutes(pairs.map(([one, last]) => point(one.metrics, last.metrics, last.metrics, one.at - last.at)).slice(-HOUR));
+      setMinutes(pairs.map(([one, last]) => point(one.at, one.metrics, last.metrics, last.metrics, one.at - last.at)).slice(-HOUR));
     },
     [shown],
   );
@@ -96,10 +98,11 @@ export function Live({ shown }) {
       try {
         const answer = await call("GET", "v1/stats");
         const metrics = samples(answer);
-        const at = performance.now() / 1000;
+        const { at } = answer;
         const last = scrapes.current.at(-1);
+        if (last?.at === at) return; // asked twice within the second for which the server keeps its answer
         const back = scrapes.current.at(-BACK) ?? scrapes.current[0];
-        points.current = [...points.current, point(metrics, last?.metrics, back?.metrics, at - (last?.at ?? at))].slice(-KEPT);
+        points.current = [...points.current, point(at, metrics, last?.metrics, back?.metrics, at - (last?.at ?? at))].slice(-KEPT);
         scrapes.current = [...scrapes.current, { at, metrics, answer }].slice(-BACK - 1);
         setError(null);
         drawn(at);
@@ -112,7 +115,9 @@ export function Live({ shown }) {
   const { metrics: latest, answer, at } = scrapes.current.at(-1) ?? {};
   const first = scrapes.current[0];
   const charted = range === "hour" && minutes.length ? [...minutes, ...points.current.slice(-1)] : points.current;
+  const times = charted.map((one) => one.at);
   const line = (name, field) => ({ name, values: charted.map((one) => one[field]) });
+  const chart = (title, say, series, whole) => html`<${Chart} ...${{ title, times, say, at: clock, series, whole }} />`;
   return html`<${Failure} error=${error} />
     ${latest &&
     html`<${Field} label="Charts show">
@@ -122,12 +127,12 @@ export function Live({ shown }) {
         </select>
       <//>
       <div class="charts">
-        <${Chart} title="Tokens" say=${rate} series=${[line("written", "tokens"), line("prompts", "prompt")]} />
-        <${Chart} title="Sequences" say=${whole} series=${[line("running", "running"), line("waiting", "waiting")]} />
-        <${Chart} title="Ended" say=${rate} series=${[line("sequences", "requests")]} />
-        <${Chart} title="First token" say=${time} series=${[line("median", "first50"), line("95 %", "first95")]} />
-        <${Chart} title="Between tokens" say=${time} series=${[line("median", "gap50"), line("95 %", "gap95")]} />
-        <${Chart} title="KV memory and prefix hits" say=${percent} series=${[line("KV in use", "kv"), line("hits", "hits")]} />
+        ${chart("Tokens", rate, [line("written", "tokens"), line("prompts", "prompt")])}
+        ${chart("Sequences", whole, [line("running", "running"), line("waiting", "waiting")], true)}
+        ${chart("Ended", rate, [line("sequences", "requests")])}
+        ${chart("First token", time, [line("median", "first50"), line("95 %", "first95")])}
+        ${chart("Between tokens", time, [line("median", "gap50"), line("95 %", "gap95")])}
+        ${chart("KV memory and prefix hits", percent, [line("KV in use", "kv"), line("hits", "hits")])}
       </div>
       <div class="pair">
         ${answer.engines.map(

@@ -14,6 +14,7 @@ export function monthAgo() {
 }
 
 const number = (value) => (value == null ? "–" : Math.round(value).toLocaleString());
+const date = (at) => new Date(1000 * at).toLocaleDateString([], { timeZone: "UTC", month: "short", day: "numeric" });
 const money = (value) => (value == null ? "–" : value.toFixed(2));
 
 // The sums of each day of a field, of rows by hour.
@@ -63,13 +64,15 @@ export function Usage({ tenant }) {
   if (error) return error.status === 404 ? null : html`<${Failure} error=${error} />`;
   if (!used) return null;
   if (!used.hours.length) return html`<p>Nothing was used in the last 30 days.</p>`;
+  const times = Array.from({ length: DAYS }, (_, day) => begin + DAY * day);
   const line = (name, field) => ({ name, values: days(used.hours, begin, field) });
+  const chart = (title, say, series, whole) => html`<${Chart} ...${{ title, times, say, at: date, series, whole }} />`;
   const spent = used.hours.some((row) => row.spend);
   return html`<h3>The last 30 days</h3>
     <div class="charts">
-      <${Chart} title="Tokens a day" say=${number} series=${[line("written", "completion_tokens"), line("prompts", "prompt_tokens")]} />
-      <${Chart} title="Requests a day" say=${number} series=${[line("requests", "requests")]} />
-      ${spent && html`<${Chart} title="Spend a day" say=${money} series=${[line("spend", "spend")]} />`}
+      ${chart("Tokens a day", number, [line("written", "completion_tokens"), line("prompts", "prompt_tokens")], true)}
+      ${chart("Requests a day", number, [line("requests", "requests")], true)}
+      ${spent && chart("Spend a day", money, [line("spend", "spend")])}
     </div>
     <details>
       <summary>By adapter and key</summary>

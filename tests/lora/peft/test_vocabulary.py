@@ -26,7 +26,8 @@ VOCABULARY = LoraShapes(2, SHAPES.sites, (64, 32), False, {})
         ("lm_head.lora_A.weight", (4, 32), {"alora_invocation_tokens": [1]}, "activated LoRA on lm_head"),
         ("lm_head.base_layer.weight", (64, 32), {}, "differs from this base"),
         ("lm_head.base_layer.weight", (63, 32), {}, "its shape is"),
-        ("model.embed_tokens.weight", (65, 32), {}, "its shape is"),
+        ("model.embed_tokens.weight", (65, 32), {}, "65 tokens, the base 64; adapters cannot add"),
+        ("model.embed_tokens.weight", (65, 31), {}, "its shape is"),
         ("model.embed_tokens.token_adapter.trainable_tokens_delta", (1, 32), {}, "does not name its tokens"),
         (
             "model.embed_tokens.token_adapter.trainable_tokens_delta",

@@ -1,0 +1,1 @@
+"""Adapters that other projects' trainers write, trained and served for real."""
