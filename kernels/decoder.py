@@ -56,9 +56,9 @@ class ExpertsWeights:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Norms are float32. qkv: q, k, v merged. `mlp`: of all tokens, None if there are only
-    experts. `window`: None for full attention. `rope`: cos and sin, each [positions, pairs] float32; None if
-    nothing is rotated."""
+    """One layer. Norms are float32. qkv: q, k, v merged. `qk_norms`: over each head, or over all. `mlp`: of
+    all tokens, None if there are only experts. `window`: None for full attention. `rope`: cos and sin, each
+    [positions, pairs] float32; None if nothing is rotated."""
 
     attention_norm: Tensor
     qkv: LinearWeights

@@ -440,7 +440,8 @@ class Decoder {
 
     void expand_gated(const DecoderLayer& l, int64_t item, int64_t layer) {
         const Run& run = runs_[few_[item / gate_blocks(l)]];
-        const int64_t inner = l.down->k, first = item % gate_blocks(l) * gate_width(l), count = std::min(gate_width(l), inner - first);
+        const int64_t inner = l.down->k, first = item % gate_blocks(l) * gate_width(l);
+        const int64_t count = std::min(gate_width(l), inner - first);
         const Rows to = inner_.of_width(inner);
         const int64_t both[] = {run.update[4], run.update[5]};
         for (int half = 0; half < 2; half++)
@@ -456,11 +457,16 @@ class Decoder {
                                               load(gate_up_.at(row, inner + c))));
     }
 
-    // A head of q or k: its norm, if it has one, the rotation, if the layer has one, and rounding.
-    void rotate(const DecoderLayer& l, const float* x, const float* norm, int64_t position, bf16* to) const {
-        const int64_t half = l.cos ? m_.turned / 2 : 0;
-        const float *cos = l.cos + position * half, *sin = l.sin + position * half;
-        const Vec scale = splat(norm ? inverse_rms(x, m_.dim, m_.eps, Sums::NEXT) : 1.0f);
+    // A head of q or k, of which there are `heads` from `first` on: its norm, if it has one, the rotation, if the layer has one,
+    // and rounding.
+    void rotate(const DecoderLayer& l, int64_t token, int64_t head, int64_t first, int64_t heads, const float* norm,
+                bf16* to) const {
+        const int64_t half = l.cos ? m_.turned / 2 : 0, position = b_->positions[token];
+        const float *cos = l.cos + position * half, *sin = l.sin + position * half, *x = qkv_.at(token, head * m_.dim);
+        const float* normed = l.whole_norms ? qkv_.at(token, first * m_.dim) : x;
+        const int64_t wide = l.whole_norms ? heads * m_.dim : m_.dim;
+        const Vec scale = splat(norm ? inverse_rms(normed, wide, m_.eps, Sums::NEXT) : 1.0f);
+        if (norm && l.whole_norms) norm += (head - first) * m_.dim;
         auto part = [&](int64_t d) {
             const Vec v = load(x + d / 16 * Sums::NEXT);
             return norm ? v * scale * load(norm + d) : v;
@@ -485,7 +491,7 @@ class Decoder {
         bf16 rounded[2][MOST_IN_INT8];
         bf16* key = b_->int8 ? rounded[0] : (bf16*)key_to;
         bf16* value = b_->int8 ? rounded[1] : (bf16*)value_to;
-        rotate(l, qkv_.at(token, (m_.heads + head) * m_.dim), l.k_norm, b_->positions[token], key);
+        rotate(l, token, m_.heads + head, m_.heads, m_.kv_heads, l.k_norm, key);
         const float* v = qkv_.at(token, (m_.heads + m_.kv_heads + head) * m_.dim);
         for (int64_t d = 0; d < m_.dim; d += 32, v += 2 * Sums::NEXT) put(value + d, load(v), load(v + Sums::NEXT));
         if (b_->int8) {
@@ -516,8 +522,7 @@ class Decoder {
         const int64_t position = length - (b_->query_start[q.row + 1] - b_->query_start[q.row]) + q.first;
         if (!several_) append_head(l, layer, start, q.head);  // nobody else needs this key
         for (int64_t m = 0; m < vectors; m++)
-            rotate(l, qkv_.at(start + m / group, (q.head * group + m % group) * m_.dim), l.q_norm,
-                   b_->positions[start + m / group], s.queries.data() + m * m_.dim);
+            rotate(l, start + m / group, q.head * group + m % group, 0, m_.heads, l.q_norm, s.queries.data() + m * m_.dim);
         attend_bf16(pages(layer, q.row), q.head, group, vectors, position, length, m_.scale, l.window, after, s);
         for (int64_t m = 0; m < vectors; m++)
             for (int64_t d = 0; d < m_.dim; d += LANES)
@@ -527,7 +532,8 @@ class Decoder {
 
     const DecoderShape m_;
     const std::vector<DecoderLayer> layers_;
-    std::vector<Kept> after_norms_, after_attention_, after_gates_, to_experts_, after_experts_gates_;  // weights that rows meet there
+    // Weights that rows meet there.
+    std::vector<Kept> after_norms_, after_attention_, after_gates_, to_experts_, after_experts_gates_;
     const std::vector<Run> without_adapters_{LoraPlan::plain(0, INT64_MAX)};
     Team& team_;
     std::vector<Scratch> scratch_;  // by thread

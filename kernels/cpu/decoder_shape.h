@@ -9,9 +9,10 @@ struct DecoderLayer {
     const Packed *qkv, *o, *gate_up, *down;  // the last two are null where there are only experts
     const float *attention_norm, *mlp_norm;
     const float *qkv_bias, *o_bias, *gate_up_bias, *down_bias;  // null: none
-    const float *q_norm, *k_norm;                               // over a head; null: none
+    const float *q_norm, *k_norm;                               // null: none
     const float *cos, *sin;                                     // [positions][turned / 2]; null: no rotation
     int64_t window;                                             // 0: none
+    int64_t whole_norms;                                        // those of q and k are over all heads, not each
     // A mixture of experts; gate_up and down are then an MLP that all tokens use too. router null: there is none.
     const Packed *router, *shared_gate;  // shared_gate: [1][hidden], what weighs that MLP by a sigmoid; null: nothing
     const Packed *const *experts_gate_up, *const *experts_down;

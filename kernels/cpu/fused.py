@@ -16,7 +16,6 @@ from personae.kernels.attention import AttentionBatch
 from personae.kernels.decoder import (
     MODULES,
     DecoderWeights,
-    ExpertsWeights,
     LayerPacked,
     LayerWeights,
     LinearWeights,
@@ -28,6 +27,7 @@ from personae.kernels.decoder import (
     Tapped,
     Weight,
 )
+from personae.kernels.moe import Routing
 
 # Formats of GGUF, in the order of formats.h.
 BLOCKS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q5_0", "Q5_1", "Q5_K", "IQ4_NL", "IQ4_XS", "MXFP4")
@@ -53,7 +53,7 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *_pointers("qkv", "o", "gate_up", "down", "attention_norm", "mlp_norm"),
         *_pointers("qkv_bias", "o_bias", "gate_up_bias", "down_bias", "q_norm", "k_norm", "cos", "sin"),
-        *_sizes("window"),
+        *_sizes("window", "whole_norms"),
         *_pointers("router", "shared_gate", "experts_gate_up", "experts_down", "correction"),
     )
 
@@ -163,11 +163,12 @@ class Fused:
 
     def _supports(self, weights: DecoderWeights) -> bool:
         """Bfloat16, and sizes that fill whole registers."""
-        hidden, inner = weights.embedding.shape[1], (_inner(weights), _experts_inner(weights))
+        hidden, experts = weights.embedding.shape[1], _experts_shapes(weights)
+        inner = (_inner(weights), *(shape[-1] for shape in experts))
         return (
             weights.embedding.dtype is torch.bfloat16
             and not any(size % 32 for size in (hidden, *inner, weights.head_dim, *_rotated(weights)))
-            and len({layer.experts.routing for layer in weights.layers if layer.experts}) <= 1
+            and len(experts) <= 1
             and weights.head_dim <= MOST_IN_INT8
             and weights.heads // weights.kv_heads <= MAX_GROUP
             and all(isinstance(weight, Tensor) or weight.kind in KINDS for weight, _ in _weights(weights))
@@ -201,10 +202,11 @@ def _inner(weights: DecoderWeights) -> int:
     return max((layer.mlp.down.weight.shape[1] for layer in weights.layers if layer.mlp), default=0)
 
 
-def _experts_inner(weights: DecoderWeights) -> int:
-    return max(
-        (layer.experts.mlps[0].down.weight.shape[1] for layer in weights.layers if layer.experts), default=0
-    )
+def _experts_shapes(weights: DecoderWeights) -> set[tuple[Routing, int, int]]:
+    """Of the layers with experts: how they choose, how many experts they have, and the width of their inner
+    vectors."""
+    of = (layer.experts for layer in weights.layers)
+    return {(one.routing, len(one.mlps), one.mlps[0].down.weight.shape[1]) for one in of if one is not None}
 
 
 def _weights(decoder: DecoderWeights) -> Iterator[tuple[Weight, bool]]:
@@ -316,14 +318,12 @@ class CpuDecoder:
         self._hidden = weights.embedding.shape[1]
         self._vocab = weights.output.shape[0]
         self._logits = torch.empty(0, self._vocab)
-        turned, inner, experts_inner = max(_rotated(weights)), _inner(weights), _experts_inner(weights)
-        routing, layers = _Routing(), []
+        turned, inner, experts = max(_rotated(weights)), _inner(weights), _experts_shapes(weights)
+        layers = []
         for number, layer in enumerate(weights.layers):
             linears = tuple(packed(*module) for module in _modules(layer))
             self._kept += linears
-            layers.append(self._layer(layer, iter(linears)))
-            if layer.experts is not None:
-                routing = _routing(layer.experts)
+            layers.append(self._layer(layer, iter(linears), weights.head_dim))
             handed(number, linears)
         shape = _Shape(
             len(layers),
@@ -340,8 +340,7 @@ class CpuDecoder:
             self._keep(weights.norm.float()),
             self.output.handle,
             weights.rank,
-            routing,
-            experts_inner,
+            *next(((_routing(*shape[:2]), shape[2]) for shape in experts), (_Routing(), 0)),
         )
         array = (_Layer * len(layers))(*layers)
         self._handle = calls.make(byref(shape), array, torch.get_num_threads())
@@ -360,7 +359,7 @@ class CpuDecoder:
         self._kept.append(array)
         return ctypes.addressof(array)
 
-    def _layer(self, layer: LayerWeights, linears: Iterator[CpuLinear]) -> _Layer:
+    def _layer(self, layer: LayerWeights, linears: Iterator[CpuLinear], head_dim: int) -> _Layer:
         """`linears`: as `_modules` has them."""
         norms, experts = layer.qk_norms or (None, None), layer.experts
         qkv, o, router, gate_ups, downs = next(linears), next(linears), None, None, None
@@ -377,6 +376,7 @@ class CpuDecoder:
             *(None if norm is None else self._keep(norm.float()) for norm in norms),
             *(self._keep(table) for table in layer.rope) if layer.rope else (None, None),
             layer.window or 0,
+            norms[0] is not None and norms[0].shape[0] != head_dim,
             None if router is None else router.handle,
             None if shared_gate is None else shared_gate.handle,
             gate_ups,
@@ -467,10 +467,9 @@ def _store_failure(failures: list[BaseException], work: Callable[[], None]) -> b
     return True
 
 
-def _routing(experts: ExpertsWeights) -> _Routing:
-    routing = experts.routing
+def _routing(routing: Routing, experts: int) -> _Routing:
     return _Routing(
-        len(experts.mlps),
+        experts,
         routing.top_k,
         routing.renormalize,
         routing.score == "sigmoid",
