@@ -13,6 +13,14 @@ from playwright.sync_api import sync_playwright
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 LIMIT = 1000 * PATIENCE  # milliseconds
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+ANCHOR = re.compile(r"\]\((?!https?:)([^)\s#]*)#([^)\s]+)\)")
+
+
+def anchor(heading: str) -> str:
+    """The anchor of a heading, as GitHub makes it."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
+    return re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
 
 
 def test_every_page_is_collected_and_links_lead_to_pages(tmp_path: Path) -> None:
@@ -25,6 +33,19 @@ def test_every_page_is_collected_and_links_lead_to_pages(tmp_path: Path) -> None
     assert "](docs/" not in index
     operations = (tmp_path / "pages" / "operate" / "deployment.md").read_text(encoding="utf-8")
     assert "deploy/helm/personae/values.yaml)" not in operations, "not a page"
+
+
+def test_every_link_to_a_heading_leads_to_one() -> None:
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    texts = {page.resolve(): page.read_text(encoding="utf-8") for page in pages}
+    headings = {page: {anchor(line) for line in HEADING.findall(text)} for page, text in texts.items()}
+    broken = [
+        f"{page.relative_to(ROOT)}: {path}#{wanted}"
+        for page, text in texts.items()
+        for path, wanted in ANCHOR.findall(text)
+        if wanted not in headings.get((page.parent / path).resolve() if path else page, {wanted})
+    ]
+    assert broken == []
 
 
 def test_every_diagram_is_drawn_as_it_is_written_and_no_drawing_is_left_over() -> None:
