@@ -341,6 +341,7 @@ def _instructions(device: torch.device, options: EngineOptions) -> str:
                 f"{name} {size}"
                 for name, size in (
                     ("tensor-parallel", options.tensor_parallel_size),
+                    ("dp-attention", options.tensor_parallel_size * options.enable_dp_attention),
                     ("expert-parallel", options.expert_parallel_size),
                     ("pipeline-parallel", options.pipeline_parallel_size),
                 )
@@ -555,6 +556,11 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         options.pipeline_parallel_size,
         expert_groups(options),
     )
+    own_sequences = options.enable_dp_attention
+    if own_sequences and size == 1:
+        raise LoadError("--enable-dp-attention needs a --tensor-parallel-size of 2 or more.")
+    if own_sequences and stages > 1:
+        raise LoadError("--enable-dp-attention and --pipeline-parallel-size do not work together so far.")
     if size * stages == 1:
         return None
     option = f"--tensor-parallel-size {size}" if size > 1 else f"--pipeline-parallel-size {stages}"
@@ -568,7 +574,7 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         if getattr(options, name):
             other = f"--{name.replace('_', '-')}"
             raise LoadError(f"{option} and {other} do not work together so far.")
-    shared = checkpoint.config().of_rank(0, size, groups)
+    shared = checkpoint.config().of_rank(0, size, groups, data_parallel=own_sequences)
     shared.of_stage(0, stages)  # says so before anything is loaded
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(torch.get_num_threads() // (size * stages), 1))
@@ -577,6 +583,7 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         size,
         stages,
         groups,
+        data_parallel=own_sequences,
         dtype=options.dtype,
         quantize=options.quantize,
         max_position=options.max_model_len,

@@ -78,7 +78,9 @@ def footprint(options: EngineOptions, device: torch.device) -> Footprint:
     checkpoint = open_checkpoint(options.model)
     described = describe(checkpoint, device=device, dtype=options.dtype, quantize=options.quantize)
     size, stages = options.tensor_parallel_size, options.pipeline_parallel_size
-    decoders = list(described.decoders(Unconnected(0, size, 0, stages, expert_groups(options))))
+    groups, own_sequences = expert_groups(options), options.enable_dp_attention
+    comm = Unconnected(0, size, 0, stages, groups, data_parallel=own_sequences)
+    decoders = list(described.decoders(comm))
     decoder = decoders[0]
     folders = adapter_folders(options.adapters, options.named_adapters)
     _set_fingerprints(decoder, described.stored, read=bool(folders))
@@ -88,6 +90,7 @@ def footprint(options: EngineOptions, device: torch.device) -> Footprint:
         options, decoder, shared_shapes(decoder), adapters.values(), device=device, loaded=False
     )
     layout = sizes.layout
+    copies = size // layout.regions  # of a token's page, each with a rank's part of its heads
     stored = [tensor for each in decoders for tensor in _used(described, each)]
     return Footprint(
         model=described.name,
@@ -100,8 +103,8 @@ def footprint(options: EngineOptions, device: torch.device) -> Footprint:
         weight_bytes=size * sum(each.nbytes for each in decoders),
         read_bytes=size * sum(map(_read_bytes, decoders)),
         kv_dtype=str(sizes.kv_dtype).removeprefix("torch."),
-        token_bytes=sizes.page_bytes * size // layout.page_size,
-        kv_bytes=sizes.page_bytes * size * layout.num_pages,
+        token_bytes=sizes.page_bytes * copies // layout.page_size,
+        kv_bytes=sizes.page_bytes * copies * layout.num_pages,
         kv_tokens=layout.num_pages * layout.page_size,
         max_model_len=layout.max_model_len,
         max_seqs=layout.max_seqs,

@@ -140,6 +140,14 @@ class ModelOptions:
             metavar="RANKS",
         ),
     ] = 1
+    enable_dp_attention: Annotated[
+        bool,
+        OptionInfo(
+            "Give each of those processes sequences of its own: it has all of each layer's attention, and "
+            "the keys and values of its own sequences. They share the MLPs and experts (data-parallel "
+            "attention).",
+        ),
+    ] = False
     expert_parallel_size: Annotated[
         int,
         OptionInfo(

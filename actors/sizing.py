@@ -77,13 +77,14 @@ def choose_sizes(
     draft_bytes = 0 if draft is None else _draft_bytes(draft, page_size)
     ranks = _ranks(options, adapters, shapes, model.dtype, model.comm.size)
     granule = granule_of(device)
+    lent = None if model.comm.data_parallel else granule  # ranks have other pages, and the same adapters
     own = pool_bytes(shapes, ranks, model.dtype, granule or 0)
     # Adapters may have as much again in addition to their ranks: see LoraPool.
     reserved = own + pool_bytes(shapes, ranks, model.dtype)
     profile = partial(_step_bytes, options, model, shapes, kv_dtype, ranks)
     if not loaded:
         profile = partial(_weight_bytes, model)
-    layout = _layout(options, model, device, page_size, page_bytes, draft_bytes, reserved, granule, profile)
+    layout = _layout(options, model, device, page_size, page_bytes, draft_bytes, reserved, lent, profile)
     spare = _spare_ranks(shapes, model.dtype, ranks, layout.lendable * page_bytes)
     return Sizes(layout, kv_dtype, page_bytes, ranks, spare, own)
 
@@ -136,6 +137,7 @@ def _layout(
         memory, source = _host_memory(options)
     else:
         memory, source = _device_memory(options, reserved, partial(profile, largest))
+    regions = model.comm.size if model.comm.data_parallel else 1
     whole_page = (page_bytes + draft_bytes) * model.comm.size  # all ranks share the memory
     num_pages = memory // whole_page
     length = _longest(
@@ -150,7 +152,8 @@ def _layout(
             num_pages = whole
     return replace(
         largest,
-        num_pages=num_pages,
+        num_pages=num_pages * regions,
+        regions=regions,
         max_model_len=length,
         lendable=lendable,
         run=run if lendable else 1,

@@ -91,14 +91,16 @@ class ModelConfig:
             if len({*own.values()}) == 1
         }
 
-    def of_rank(self, rank: int, size: int, expert_groups: ExpertGroups = NO_GROUPS) -> "ModelConfig":
-        """What a rank of `size` has of the layers. `expert_groups`: how they divide the experts. Raises
-        LoadError if the layers cannot be divided so."""
+    def of_rank(
+        self, rank: int, size: int, expert_groups: ExpertGroups = NO_GROUPS, *, data_parallel: bool = False
+    ) -> "ModelConfig":
+        """What a rank of `size` has of the layers. `expert_groups`: how they divide the experts.
+        `data_parallel`: see LayerSpec. Raises LoadError if the layers cannot be divided so."""
         if size == 1:
             return self
         divided = self if expert_groups.number == 1 else self._with_expert_groups(expert_groups)
         try:
-            return divided.with_layers(lambda layer: layer.of_rank(rank, size))
+            return divided.with_layers(lambda layer: layer.of_rank(rank, size, data_parallel=data_parallel))
         except ValueError as error:
             raise LoadError(
                 f"--tensor-parallel-size {size}: this model has {error}, which {size} ranks cannot share "

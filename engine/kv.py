@@ -43,9 +43,9 @@ class KVCache:
     in order (`kv_width`); index 1 is 0 for keys, 1 for values. `layers`: the keys and values of each layer.
     `states`: the states of each layer that has some, [num_pages, windows, ...] float32.
 
-    The scheduler decides who owns which page; the cache only holds them. With `spare` there is one more page,
-    `spare_page`, which nobody owns: padding is written there. `memory`: the device's memory. `reader` gets
-    the hidden states of every forward pass.
+    The scheduler decides who owns which page; the cache only holds them, those of one region. With `spare`
+    there is one more page, `spare_page`, which nobody owns: padding is written there. `memory`: the device's
+    memory. `reader` gets the hidden states of every forward pass.
     """
 
     reader: "HeadStates | None" = None
@@ -62,14 +62,14 @@ class KVCache:
     ) -> None:
         self.page_size = layout.page_size
         self._windows, _ = windows(layout.page_size)
-        self.num_pages = layout.num_pages
-        self.spare_page = layout.num_pages if spare else None
+        self.num_pages = layout.region_pages
+        self.spare_page = self.num_pages if spare else None
         self.dtype = dtype
         self.device = device
         self.page_bytes = self.bytes_per_page(specs, layout.page_size, dtype)
         self._run = layout.run
         self._memory = memory_of(device, 0) if memory is None else memory
-        pages, members = layout.num_pages + spare, _members(specs)
+        pages, members = self.num_pages + spare, _members(specs)
         stateful = [spec for spec in members if spec.state]
         kinds = [
             _Kind(len(members[spec]), 1, (self._windows, *spec.state), torch.float32) for spec in stateful

@@ -64,7 +64,16 @@ class Described:
     def decoders(self, comm: Comm) -> Iterator[Decoder]:
         """The decoders of a rank of each stage, with shapes and without values."""
         for stage in range(comm.stages):
-            yield self.decoder(Unconnected(comm.rank, comm.size, stage, comm.stages, comm.expert_groups))
+            yield self.decoder(
+                Unconnected(
+                    comm.rank,
+                    comm.size,
+                    stage,
+                    comm.stages,
+                    comm.expert_groups,
+                    data_parallel=comm.data_parallel,
+                )
+            )
 
     def nbytes(self, comm: Comm) -> int:
         """The bytes of the parameters of all ranks."""

@@ -162,6 +162,8 @@ class MemoryLayout:
     `lendable`: the memory of this many pages may be lent to adapters; the other pages hold a sequence of
     `max_model_len` tokens. Memory is lent in runs of `run` pages; a run begins at a multiple of `run`.
     `whole`: a page of the prefix cache is used as a whole or not, because it does not have all of its tokens.
+    `regions`: pages lie in so many equal regions, one after the other, and all pages of a sequence in one of
+    them. Each is the memory of a rank that has sequences of its own.
     """
 
     num_pages: int
@@ -172,3 +174,9 @@ class MemoryLayout:
     lendable: int = 0
     run: int = 1
     whole: bool = False
+    regions: int = 1
+
+    @property
+    def region_pages(self) -> int:
+        """The pages of a region."""
+        return self.num_pages // self.regions

@@ -27,8 +27,9 @@ SIZES = (  # experts, chosen ones, groups, spare slots of each
     (64, 6, 4, 0),
     (64, 6, 4, 1),
     (128, 8, 8, 0),
-    (128, 8, 8, 2),
-    (256, 8, 8, 2),
+    (128, 8, 8, 1),
+    (256, 8, 8, 1),
+    (256, 8, 32, 1),
     (256, 8, 32, 2),
 )
 SKEWS = (0.5, 1.0)  # exponents of Zipf's law

@@ -17,11 +17,12 @@ from personae.actors.simulation.trouble import Costs
 from personae.engine.checkpoints.base import EMBEDDING
 from personae.engine.config import ModelConfig
 from personae.engine.kv import KVCache
+from personae.engine.layers.block import NoBlockSpec
 from personae.engine.layers.dense_and_experts import experts_of
 from personae.engine.loader import Described
 from personae.engine.models.decoder import Decoder
-from personae.engine.parallel.comm import Unconnected
-from personae.engine.parallel.expert_placement import NO_GROUPS
+from personae.engine.parallel.comm import Comm, Unconnected
+from personae.engine.parallel.expert_placement import ExpertGroups
 from personae.engine.scheduling.scheduler import MICRO_BATCH
 from personae.errors import LoadError
 
@@ -46,8 +47,8 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class Layout:
     """`replicas` engines. In each, `tensor` ranks share the layers of each of `stages` stages. Or `attention`
-    ranks of each stage have all of its layers but the experts, which they divide, and attend for other
-    sequences each (DP attention)."""
+    ranks of each stage have all of its attention, for other sequences each, and share MLPs and experts (DP
+    attention)."""
 
     tensor: int
     stages: int
@@ -62,7 +63,7 @@ class Layout:
     @property
     def runs(self) -> bool:
         """Whether Personae runs it so far, on some kind of device."""
-        return self.attention == 1
+        return self.attention == 1 or self.stages == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +115,30 @@ def estimates(described: Described, device: Device, count: int, load: Load) -> l
 
 
 def _layouts(described: Described, count: int) -> Iterator[Layout]:
-    for tensor in _divisors(count):
-        for stages in _divisors(count // tensor):
-            try:
-                described.config.of_rank(0, tensor).of_stage(0, stages)
-            except LoadError:
-                continue
-            yield Layout(tensor, stages, count // tensor // stages)
-            specs = [moe for layer in described.config.layer_specs if (moe := experts_of(layer)) is not None]
-            if tensor > 1 and specs and all(spec.experts % tensor == 0 for spec in specs):
-                yield Layout(1, stages, count // tensor // stages, attention=tensor)
+    for size in _divisors(count):
+        for stages in _divisors(count // size):
+            replicas = count // size // stages
+            layouts = [Layout(size, stages, replicas)]
+            if size > 1 and any(experts_of(layer) is not None for layer in described.config.layer_specs):
+                layouts.append(Layout(1, stages, replicas, attention=size))
+            yield from (layout for layout in layouts if _divides(described.config, layout))
+
+
+def _divides(config: ModelConfig, layout: Layout) -> bool:
+    """Whether the model can be divided so."""
+    comm = _comm(layout)
+    try:
+        divided = config.of_rank(0, comm.size, comm.expert_groups, data_parallel=comm.data_parallel)
+        divided.of_stage(0, comm.stages)
+    except LoadError:
+        return False
+    return True
+
+
+def _comm(layout: Layout) -> Comm:
+    """The first rank of a replica."""
+    size, groups = layout.tensor * layout.attention, ExpertGroups(layout.attention)
+    return Unconnected(0, size, 0, layout.stages, groups, data_parallel=layout.attention > 1)
 
 
 def _divisors(number: int) -> list[int]:
@@ -131,8 +146,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _estimate(described: Described, device: Device, layout: Layout, load: Load) -> Estimate:
-    comm = Unconnected(0, layout.tensor, 0, layout.stages, NO_GROUPS)
-    stages = [_StageBytes.of(decoder, layout.attention) for decoder in described.decoders(comm)]
+    stages = [_StageBytes.of(decoder, layout.attention) for decoder in described.decoders(_comm(layout))]
     found = Estimate(layout, max(stage.weights for stage in stages))
     rooms = [device.memory * MEMORY_SHARE - stage.weights for stage in stages]
     if min(rooms) <= 0:
@@ -161,7 +175,7 @@ def _estimate(described: Described, device: Device, layout: Layout, load: Load) 
 class _StageBytes:
     """What one rank of a stage has. In bytes: `weights` in all, `shared` of them that each step reads, and
     `experts` of them; `kv` of a token. `chosen`: the share of experts that a token uses. `sent`: how often
-    its hidden states go to a rank with experts, and back."""
+    its hidden states go to a rank that shares an MLP, and back."""
 
     weights: int
     shared: int
@@ -174,14 +188,14 @@ class _StageBytes:
     def of(cls, decoder: Decoder, attention: int) -> "_StageBytes":
         experts = sum(tensor.nbytes for name, tensor in decoder.tensors() if ".experts." in name)
         looked_up = 0 if decoder.config.tie else decoder.embedding.nbytes
-        specs = [moe for layer in decoder.config.layer_specs if (moe := experts_of(layer)) is not None]
+        shared = sum(not isinstance(layer.mlp, NoBlockSpec) for layer in decoder.config.layer_specs)
         return cls(
-            decoder.nbytes - experts + experts // attention,
+            decoder.nbytes,
             decoder.nbytes - experts - looked_up,
-            experts // attention,
+            experts,
             _share_chosen(decoder.config),
             KVCache.bytes_per_page(decoder.config.kv_specs, PAGE, decoder.dtype) / PAGE,
-            2 * sum(min(spec.routing.top_k, attention) for spec in specs) if attention > 1 else 0,
+            2 * shared * attention if attention > 1 else 0,
         )
 
 

@@ -36,7 +36,7 @@ def run(model: Path, devices: str, load: Load, *, dtype: Dtype = "auto", quantiz
         return False
     typer.echo(f"Best: {_command(best, model, device, load, quantize)}")
     if not found[0].layout.runs and found[0].problem is None:
-        typer.echo("Personae does not attend by sequences so far.")
+        typer.echo("Personae does not attend by sequences in several stages so far.")
     if device.gpu and best.layout.ranks > 1:
         typer.echo("Personae shares a model between ranks on CPUs only so far: this needs ranks on GPUs.")
     return True
@@ -59,11 +59,13 @@ def _row(found: Estimate) -> tuple[str, ...]:
 
 def _command(found: Estimate, model: Path, device: Device, load: Load, quantize: str | None) -> str:
     sizes = (
-        ("tensor-parallel-size", found.layout.tensor),
+        ("tensor-parallel-size", found.layout.tensor * found.layout.attention),
+        ("expert-parallel-size", found.layout.attention),
         ("pipeline-parallel-size", found.layout.stages),
         ("replicas", found.layout.replicas),
     )
     options = [f"--{name} {size}" for name, size in sizes if size > 1]
+    options += ["--enable-dp-attention"] if found.layout.attention > 1 else []
     options += [f"--quantize {quantize}"] if quantize else []
     kind = "cuda" if device.gpu else "cpu"
     return " ".join(

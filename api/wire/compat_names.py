@@ -129,6 +129,7 @@ _OPTIONS = {
     "--chat-template": "Put it into the model's folder, as chat_template.jinja.",
     "--context-length": "Here it is --max-model-len.",
     "--ctx-size": "Here it is --max-model-len.",
+    "--data-parallel-size": "Here it is --replicas, or --enable-dp-attention for ranks that share experts.",
     "--disable-cuda-graph": "Here it is --no-cuda-graphs.",
     "--enable-auto-tool-choice": _FOUND.format("--tool-format"),
     "--enable-chunked-prefill": _ALWAYS,

@@ -5,7 +5,7 @@ a kind of block, write both in a file of this folder; a family then names the sp
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar, NoReturn, Protocol
 
@@ -271,8 +271,10 @@ class LayerSpec:
         """The sites of its blocks."""
         return {key: site for block in self.blocks for key, site in block.lora_sites(hidden_size).items()}
 
-    def of_rank(self, rank: int, size: int) -> "LayerSpec":
-        """See BlockSpec."""
+    def of_rank(self, rank: int, size: int, *, data_parallel: bool = False) -> "LayerSpec":
+        """See BlockSpec. `data_parallel`: each rank has all but the MLP whole, for its own sequences."""
+        if data_parallel:
+            return replace(self, mlp=self.mlp.of_rank(rank, size))
         return LayerSpec(*(block.of_rank(rank, size) for block in self.blocks))
 
     def shards(self) -> dict[str, Shard]:

@@ -24,6 +24,15 @@ class StepPart:
 
 
 @dataclass(frozen=True, slots=True)
+class RankShare:
+    """A rank's tokens of a step, where each rank has sequences of its own. `counts`: how many each rank has,
+    in packed order. `part`: this rank's; None if it has none."""
+
+    counts: list[int]
+    part: StepPart | None
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardContext:
     """One forward pass over T packed tokens."""
 
@@ -43,6 +52,9 @@ class ForwardContext:
     """Of the layers with latent attention; None if there are none."""
     per_layer: Tensor | None = None
     """[T, layers, size]: each token's embedding for each layer, if the model has such."""
+    whole: "ForwardContext | None" = None
+    """Of all ranks' tokens, if each rank has sequences of its own: for blocks that ranks share, which read
+    positions and adapters only."""
 
     def linear(self, module: Linear, layer: int, group: str, x: Tensor) -> Tensor:
         """module(x) and the adapters' updates: [T, inputs] -> [T, sum of outputs]."""

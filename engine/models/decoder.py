@@ -6,7 +6,8 @@ differences between families: the blocks of each layer, norms, scales, tying.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import torch
@@ -26,9 +27,9 @@ from personae.engine.layers.moe import MoE
 from personae.engine.layers.norm import LayerNorm, Norm, RMSNorm
 from personae.engine.layers.per_layer_embedding import PerLayerEmbedding
 from personae.engine.layers.rotary import RopeConfig, rotary_tables
-from personae.engine.layers.step import ForwardContext, StepPart
+from personae.engine.layers.step import ForwardContext, RankShare, StepPart
 from personae.engine.model_files import ModelFiles
-from personae.engine.parallel.comm import ONE_RANK, Comm
+from personae.engine.parallel.comm import ONE_RANK, Comm, OwnRows
 from personae.engine.parallel.pipeline import Pipeline
 from personae.engine.quantization import scheme_of
 from personae.engine.quantization.base import OUTPUT, Scheme
@@ -60,14 +61,30 @@ from personae.lora.context import LoraContext, LoraOutput
 from personae.lora.shapes import Fingerprint
 from personae.lora.shards import OUTPUTS, Shard
 
+Run = Callable[[Tensor, ForwardContext], Tensor]
+"""Half of a layer."""
+
 
 class Layer:
     """h += attention(norm(h)); h += mlp(norm(h)). Some families scale or normalise each half's output too.
-    Each addition is deferred, to be fused with the next norm."""
+    Each addition is deferred, to be fused with the next norm. `own_rows`: what ranks exchange that share the
+    MLP and nothing else."""
 
-    def __init__(self, config: ModelConfig, spec: LayerSpec, context: BlockContext) -> None:
+    def __init__(
+        self, config: ModelConfig, spec: LayerSpec, context: BlockContext, own_rows: OwnRows | None = None
+    ) -> None:
         self.prefix = context.prefix
-        self.attention, self.mlp = spec.attention.build(context), spec.mlp.build(context)
+        self._own_rows = own_rows
+        self.mlp = spec.mlp.build(context if own_rows is None else replace(context, comm=own_rows))
+        if own_rows is not None:
+            context = replace(context, comm=ONE_RANK)
+        self.attention = spec.attention.build(context)
+        runs: tuple[Run, Run] = self.attention, self.mlp if own_rows is None else self._mlp_of_all
+        self._halves = [
+            (half, run)
+            for half, (block, run) in enumerate(zip((self.attention, self.mlp), runs, strict=True))
+            if not isinstance(block, NoBlock)
+        ]
         self._norms: dict[str, Norm] = {
             name: context.norm(config.hidden_size)
             for name in (*(config.pre_norms or ()), *(config.post_norms or ()))
@@ -90,10 +107,9 @@ class Layer:
             return self._in_parallel(x, residual, step)
         if isinstance(self.further, AltUp):
             return self._in_streams(self.further, x, step), None
-        for half, block in enumerate((self.attention, self.mlp)):
-            if not isinstance(block, NoBlock):
-                normed, residual = self._half_input(x, residual, half)
-                x = self._half_output(block(normed, step), half)
+        for half, run in self._halves:
+            normed, residual = self._half_input(x, residual, half)
+            x = self._half_output(run(normed, step), half)
         if self.further is None and self.scalar is None:
             return x, residual
         x = x if residual is None else residual + x
@@ -101,12 +117,24 @@ class Layer:
             x = x + self.further(x, step)
         return x if self.scalar is None else x * self.scalar.to(x.dtype), None
 
+    def take_part(self, nothing: Tensor, step: ForwardContext) -> None:
+        """Compute for other ranks' tokens; this rank has none: [0, hidden]."""
+        if not isinstance(self.mlp, NoBlock):
+            self._mlp_of_all(nothing, step)
+
+    def _mlp_of_all(self, x: Tensor, step: ForwardContext) -> Tensor:
+        """The MLP, which ranks share, for all their tokens -> its result for this rank's."""
+        assert self._own_rows is not None
+        assert step.whole is not None
+        return self.mlp(self._own_rows.gather(x), step.whole)
+
     def _in_parallel(self, x: Tensor, residual: Tensor | None, step: ForwardContext) -> tuple[Tensor, Tensor]:
         """h += attention(norm(h)) + mlp(norm(h))."""
         total = x if residual is None else residual + x
         first, second = (norm(total) for norm in self.pre_norms) if self.pre_norms else (total, total)
-        mixed = self._half_output(self.attention(first, step), 0)
-        return mixed + self._half_output(self.mlp(second, step), 1), total
+        (_, attention), (_, mlp) = self._halves
+        mixed = self._half_output(attention(first, step), 0)
+        return mixed + self._half_output(mlp(second, step), 1), total
 
     def _in_streams(self, altup: AltUp, streams: Tensor, step: ForwardContext) -> Tensor:
         """All residual streams [T, streams, hidden] -> the same after this layer, see `AltUp`."""
@@ -114,9 +142,10 @@ class Layer:
         predicted = altup.predict(streams, step)
         x = predicted[:, altup.spec.active]
         normed = self.pre_norms[0](x)
-        x = x + self._half_output(self.attention(normed, step), 0) + altup.laurel(normed, step)
+        (_, attention), (_, mlp) = self._halves
+        x = x + self._half_output(attention(normed, step), 0) + altup.laurel(normed, step)
         x = x * 0.5**0.5
-        x = x + self._half_output(self.mlp(self.pre_norms[1](x), step), 1)
+        x = x + self._half_output(mlp(self.pre_norms[1](x), step), 1)
         return altup.correct(predicted, x, step)
 
     def _half_input(self, x: Tensor, residual: Tensor | None, half: int) -> tuple[Tensor, Tensor]:
@@ -257,7 +286,10 @@ class Decoder:
         comm: Comm = ONE_RANK,
     ) -> None:
         self.whole, self.comm = config, comm
-        self.shared = config.of_rank(comm.rank, comm.size, comm.expert_groups)
+        self.shared = config.of_rank(
+            comm.rank, comm.size, comm.expert_groups, data_parallel=comm.data_parallel
+        )
+        self._own_rows = OwnRows(comm) if comm.data_parallel else None
         self.config = config = self.shared.of_stage(comm.stage, comm.stages)
         self.dtype = dtype
         self.device = device
@@ -298,7 +330,10 @@ class Decoder:
             )
             for index in range(config.layers)
         ]
-        self.layers = list(map(partial(Layer, config), config.layer_specs, contexts))
+        self.layers = [
+            Layer(config, spec, context, self._own_rows)
+            for spec, context in zip(config.layer_specs, contexts, strict=True)
+        ]
         self.per_layer: PerLayerEmbedding | None = None
         if config.per_layer_embedding is not None:
             size, count = config.per_layer_embedding
@@ -355,7 +390,7 @@ class Decoder:
         attend: Mapping[int, AttentionPlan] | None = None,
     ) -> Tensor:
         """Runs the layers over T packed tokens, and appends their keys and values to the cache. Stages use
-        `forward_stage` instead.
+        `forward_stage` instead, and ranks that have sequences of their own `forward_share`.
 
         tokens, positions: [T] int64 -> the residual stream [T, hidden_size], from which `logits` follow. It
         is in the model's dtype, or float32 if all layers run in one call. This thread calls `overlap`; if all
@@ -370,9 +405,37 @@ class Decoder:
                 return self._forward_fused(tokens, positions, kv, batch, adapters, overlap)
         if overlap is not None:
             overlap()
-        x = self._embedded(tokens, lora)
+        x = self._changed(self._embed(tokens), tokens, lora)
         per_layer = None if self.per_layer is None else self.per_layer(tokens, x)
         return self._run_layers(x, positions, kv, batch, lora, attend, per_layer)
+
+    def forward_share(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        kv: KVCache,
+        batch: AttentionBatch,
+        lora: LoraContext | None,
+        share: RankShare,
+    ) -> Tensor:
+        """As `forward`, for all ranks' tokens, where each rank has sequences of its own: this one runs
+        attention over its part of them. `batch`, `lora`: of all."""
+        rows, part = self._own_rows, share.part
+        assert rows is not None
+        rows.counts = share.counts
+        whole = ForwardContext(positions, batch, {}, {}, {}, lora)
+        x = self._embed(tokens)
+        if part is None:
+            for layer in self.layers:
+                layer.take_part(x, ForwardContext(positions, batch, {}, {}, {}, None, whole=whole))
+            return rows.gather(x)
+        own = tokens[part.tokens]
+        x = self._changed(x, own, part.lora)
+        per_layer = None if self.per_layer is None else self.per_layer(own, x)
+        x = self._run_layers(
+            x, positions[part.tokens], kv, part.batch, part.lora, per_layer=per_layer, whole=whole
+        )
+        return rows.gather(x)
 
     def forward_stage(
         self, tokens: Tensor, positions: Tensor, kv: KVCache, parts: Sequence[StepPart]
@@ -399,7 +462,7 @@ class Decoder:
         """What the first layer reads, and the embedded tokens, if there are embeddings for each layer."""
         size, with_embedded = self.config.hidden_size, self.per_layer is not None
         if self._pipeline.stage == 0:
-            embedded = self._embedded(tokens, lora)
+            embedded = self._changed(self._embed(tokens), tokens, lora)
             return embedded.clone() if with_embedded else embedded, embedded
         x = torch.empty(len(tokens), size * (1 + with_embedded), dtype=self.dtype)
         self._pipeline.receive(x)
@@ -419,6 +482,7 @@ class Decoder:
         lora: LoraContext | None,
         attend: Mapping[int, AttentionPlan] | None = None,
         per_layer: Tensor | None = None,
+        whole: ForwardContext | None = None,
     ) -> Tensor:
         """What the first layer reads [T, H] -> the residual stream after the last layer [T, H]."""
         states = plan_states(batch, kv.page_size) if kv.states else None
@@ -427,7 +491,9 @@ class Decoder:
         if self._latent is not None:
             width, plain = self._latent.plain_dim + self._latent.value_dim, lora is None or not lora.rescales
             latent = LatentPlan(batch, self._latent.latent, width, plain=plain)
-        step = ForwardContext(positions, batch, kv.layers, kv.states, attend, lora, states, latent, per_layer)
+        step = ForwardContext(
+            positions, batch, kv.layers, kv.states, attend, lora, states, latent, per_layer, whole
+        )
         residual: Tensor | None = None
         kept = []
         if self.streams is not None:
@@ -444,21 +510,21 @@ class Decoder:
             kv.reader.write(torch.stack(kept, 1), batch.write_index)
         return hidden
 
-    def _embedded(self, tokens: Tensor, lora: LoraContext | None) -> Tensor:
-        """[T] -> [T, hidden_size], as the first layer reads them."""
-        x = self._embed(tokens)
+    def _changed(self, x: Tensor, tokens: Tensor, lora: LoraContext | None) -> Tensor:
+        """The tokens' rows of the embedding [T, hidden_size], as the first layer reads them."""
         if lora is not None:
             lora.embed(tokens, x)
         return x if self._embedding_scale == 1.0 else x.mul_(self._embedding_scale)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        """[T] -> [T, hidden_size]. Each token's row comes from the rank that has it."""
+        """[T] -> [T, hidden_size], or this rank's rows of it, see `forward_share`. Each token's row comes
+        from the rank that has it."""
         if self.comm.size == 1:
             return F.embedding(tokens, self.embedding)
         start, stop = self._vocabulary
         elsewhere = (tokens < start) | (tokens >= stop)
         x = F.embedding((tokens - start).masked_fill_(elsewhere, 0), self.embedding)
-        return self.comm.all_reduce(x.masked_fill_(elsewhere[:, None], 0))
+        return (self._own_rows or self.comm).all_reduce(x.masked_fill_(elsewhere[:, None], 0))
 
     def _forward_fused(
         self,
@@ -632,7 +698,8 @@ class Decoder:
     def _weights(self) -> DecoderWeights | None:
         """The whole decoder, or a rank's part of each layer, as tensors; None if `kernels/decoder.py` does
         not support it, or if it has only some of the layers."""
-        if self.comm.stages > 1 or (self.comm.size > 1 and self.comm.sums is None):
+        comm = self.comm
+        if comm.stages > 1 or (comm.size > 1 and comm.sums is None) or comm.data_parallel:
             return None
         config, layers = self.config, [layer.weights() for layer in self.layers]
         shapes = {*self._attending.values()}

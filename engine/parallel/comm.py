@@ -54,6 +54,11 @@ class Comm(Protocol):
         """How the ranks that share a layer divide its experts."""
 
     @property
+    def data_parallel(self) -> bool:
+        """Whether each rank has sequences of its own, and the whole of each layer's attention for them
+        (data-parallel attention)."""
+
+    @property
     def sums(self) -> RankSums | None:
         """Where a decoder that runs all layers in one call adds up the ranks' parts; None for one rank."""
 
@@ -65,6 +70,14 @@ class Comm(Protocol):
         """[rows, width] of each rank -> [rows, sum of widths], in the order of the ranks. `widths` has the
         width of each."""
 
+    def gather_rows(self, x: Tensor, counts: list[int], /) -> Tensor:
+        """[rows, width] of each rank -> [sum of rows, width], in the order of the ranks. `counts` has the
+        rows of each."""
+
+    def reduce_scatter(self, x: Tensor, counts: list[int], /) -> Tensor:
+        """The sum of all ranks' x [sum of rows, width], as `all_reduce` has it -> this rank's rows of it,
+        [rows, width]. `counts` has the rows of each rank."""
+
 
 class OneRank:
     """A model on one device: there is nobody to exchange anything with."""
@@ -72,6 +85,7 @@ class OneRank:
     rank, size = 0, 1
     stage, stages = 0, 1
     expert_groups = NO_GROUPS
+    data_parallel = False
     sums: RankSums | None = None
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -82,6 +96,14 @@ class OneRank:
         """See Comm."""
         return x
 
+    def gather_rows(self, x: Tensor, counts: list[int]) -> Tensor:
+        """See Comm."""
+        return x
+
+    def reduce_scatter(self, x: Tensor, counts: list[int]) -> Tensor:
+        """See Comm."""
+        return x
+
 
 ONE_RANK = OneRank()
 
@@ -89,10 +111,40 @@ ONE_RANK = OneRank()
 class Unconnected(OneRank):
     """A rank that does not compute, to ask what it would have."""
 
-    def __init__(self, rank: int, size: int, stage: int, stages: int, expert_groups: ExpertGroups) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        stage: int,
+        stages: int,
+        expert_groups: ExpertGroups,
+        *,
+        data_parallel: bool = False,
+    ) -> None:
         self.rank, self.size = rank, size
         self.stage, self.stages = stage, stages
-        self.expert_groups = expert_groups
+        self.expert_groups, self.data_parallel = expert_groups, data_parallel
+
+
+class OwnRows(OneRank):
+    """What blocks that ranks share exchange where each rank has sequences of its own: all ranks' tokens come
+    in, and each rank gets the sum for its own tokens. `inner`: what the ranks exchange otherwise.
+
+    `counts`: how many tokens of the step each rank has. Set it before each step.
+    """
+
+    def __init__(self, inner: Comm) -> None:
+        self.rank, self.size, self.expert_groups = inner.rank, inner.size, inner.expert_groups
+        self.counts: list[int] = []
+        self._inner = inner
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' x [T, width] for this rank's tokens."""
+        return self._inner.reduce_scatter(x, self.counts)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """[tokens of this rank, width] -> [T, width], in the order of the ranks."""
+        return self._inner.gather_rows(x, self.counts)
 
 
 def shared_file(size: int) -> int:
@@ -129,8 +181,11 @@ class SharedMemory:
         size: int,
         check: Callable[[], None],
         expert_groups: ExpertGroups = NO_GROUPS,
+        *,
+        data_parallel: bool = False,
     ) -> None:
         self.rank, self.size, self.expert_groups = rank, size, expert_groups
+        self.data_parallel = data_parallel
         self.given = 0
         self._check = check
         self._fence = Lock()
@@ -156,15 +211,7 @@ class SharedMemory:
             part = flat[start : start + step]
             slots = self._exchange(part)
             count = part.numel()
-            if x.dtype in (torch.float32, torch.float64):
-                torch.add(slots[0][:count], slots[1][:count], out=part)
-                for slot in slots[2:]:
-                    part += slot[:count]
-            else:
-                total = slots[0][:count].float()
-                for slot in slots[1:]:
-                    total += slot[:count]
-                part.copy_(total)
+            _add_up([slot[:count] for slot in slots], part)
         return whole
 
     def all_gather(self, x: Tensor, widths: list[int]) -> Tensor:
@@ -180,13 +227,42 @@ class SharedMemory:
                 columns.copy_(slot[: len(part) * width].view(-1, width))
         return found
 
-    def _exchange(self, part: Tensor) -> list[Tensor]:
-        """Give a part [n], and wait for those of all ranks. Returns the slots that have them, valid until the
-        next but one call."""
+    def gather_rows(self, x: Tensor, counts: list[int]) -> Tensor:
+        """See Comm."""
+        width = x.shape[1]
+        found = torch.empty(sum(counts), width, dtype=x.dtype)
+        rows = max(SLOT_BYTES // (width * x.element_size()), 1)
+        for start in range(0, max(counts), rows):
+            slots = self._exchange(x[start : start + rows].reshape(-1))
+            for own, slot in zip(torch.split(found, counts), slots, strict=True):
+                part = own[start : start + rows]
+                part.copy_(slot[: part.numel()].view_as(part))
+        return found
+
+    def reduce_scatter(self, x: Tensor, counts: list[int]) -> Tensor:
+        """See Comm."""
+        width, flat = x.shape[1], x.reshape(-1)
+        first = sum(counts[: self.rank]) * width
+        last = first + counts[self.rank] * width
+        found = torch.empty(counts[self.rank], width, dtype=x.dtype)
+        step = SLOT_BYTES // x.element_size()
+        for start in range(0, flat.numel(), step):
+            part = flat[start : start + step]
+            low, high = (min(max(bound - start, 0), len(part)) for bound in (first, last))
+            slots = self._exchange(part[:low], (high, part[high:]))
+            parts = [slot[low:high] for slot in slots]
+            parts[self.rank] = part[low:high]
+            _add_up(parts, found.view(-1)[start + low - first : start + high - first])
+        return found
+
+    def _exchange(self, part: Tensor, further: tuple[int, Tensor] | None = None) -> list[Tensor]:
+        """Give a part [n], and wait for those of all ranks. `further`: another part, and where it begins.
+        Returns the slots that have them, valid until the next but one call."""
         self._count += 1
-        self.given += part.numel() * part.element_size()
         slots = self._typed(part.dtype)[self._count % 2]
-        slots[self.rank][: part.numel()].copy_(part)
+        for at, each in ((0, part),) if further is None else ((0, part), further):
+            self.given += each.numel() * each.element_size()
+            slots[self.rank][at : at + each.numel()].copy_(each)
         self._order()
         self._counters[self.rank * _LINE] = self._count
         for other in range(self.size):
@@ -223,3 +299,16 @@ class SharedMemory:
             if time.monotonic() > due:
                 self._check()
                 due = time.monotonic() + _CHECK_SECONDS
+
+
+def _add_up(parts: list[Tensor], into: Tensor) -> None:
+    """The sum of at least two parts in their order, rounded once to their dtype."""
+    if into.dtype in (torch.float32, torch.float64):
+        torch.add(parts[0], parts[1], out=into)
+        for part in parts[2:]:
+            into += part
+        return
+    total = parts[0].float()
+    for part in parts[1:]:
+        total += part
+    into.copy_(total)

@@ -19,6 +19,7 @@ class StartRank(msgspec.Struct, frozen=True):
     stage: int
     stages: int
     expert_groups: ExpertGroups
+    data_parallel: bool
     version: str
     model: str
     weights: str

@@ -60,8 +60,10 @@ class Pipeline:
         ended: Callable[[], NoReturn],
     ) -> None:
         self.rank, self.size, self.expert_groups = inner.rank, inner.size, inner.expert_groups
+        self.data_parallel = inner.data_parallel
         self.stage, self.stages, self.sums = stage, stages, None
         self.all_reduce, self.all_gather = inner.all_reduce, inner.all_gather
+        self.gather_rows, self.reduce_scatter = inner.gather_rows, inner.reduce_scatter
         self.inner = inner
         self.sent = 0
         self._ended = ended

@@ -221,7 +221,14 @@ def _comm(start: StartRank, descriptors: list[str], check: Callable[[], None]) -
     comm: Comm = (
         ONE_RANK
         if memory == "-"
-        else SharedMemory(int(memory), start.rank, start.size, check, start.expert_groups)
+        else SharedMemory(
+            int(memory),
+            start.rank,
+            start.size,
+            check,
+            start.expert_groups,
+            data_parallel=start.data_parallel,
+        )
     )
     if not connections:
         return comm

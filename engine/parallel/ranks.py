@@ -64,7 +64,7 @@ class RankEnded(RuntimeError):
 
 class Ranks:
     """All ranks of one model but the first. `comm` is the first rank's part in what they exchange, `count`
-    how many ranks there are with the first.
+    how many ranks there are with the first. `data_parallel`: see Comm.
 
     `size` ranks share the layers of each of the `stages`. The ranks' numbers go stage by stage. They load
     their parts in parallel to the first rank, which calls `loaded` when it has its own.
@@ -77,6 +77,7 @@ class Ranks:
         stages: int = 1,
         expert_groups: ExpertGroups = NO_GROUPS,
         *,
+        data_parallel: bool = False,
         dtype: str,
         quantize: str | None,
         max_position: int | None,
@@ -91,6 +92,7 @@ class Ranks:
                 stage,
                 stages,
                 expert_groups,
+                data_parallel,
                 personae.__version__,
                 str(model),
                 weights,
@@ -109,7 +111,11 @@ class Ranks:
         self._finalizer: weakref.finalize[..., Ranks] | None = None
         shared = self._shared()
         own = shared[0]
-        self._sums = None if own.file is None else SharedMemory(own.file, 0, size, self.check, expert_groups)
+        self._sums = (
+            None
+            if own.file is None
+            else SharedMemory(own.file, 0, size, self.check, expert_groups, data_parallel=data_parallel)
+        )
         self.comm: Comm = self._sums or ONE_RANK
         self._pipeline: Pipeline | None = None
         if own.neighbours is not None:

@@ -4,6 +4,8 @@ A block is a full page. Its public name is made from the page's (`page_names.py`
 do: arrays that begin with the type's name.
 """
 
+from collections import Counter
+
 import msgspec
 
 from personae.engine.scheduling.page_names import event_name
@@ -39,17 +41,19 @@ KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class KVEventRecorder:
-    """Observes one prefix cache. `take` returns the events since the last call."""
+    """Observes the prefix caches of an engine. `take` returns the events since the last call."""
 
     def __init__(self) -> None:
-        self.names: set[int] = set()  # of all blocks in the cache
+        self.names = Counter[int]()  # of all blocks, and in how many caches they are
         self._events: list[KVEvent] = []
 
     def stored(self, root: TrieRoot, node: PageNode) -> None:
         """A page was published."""
         name = event_name(name_of(node))
         parent = event_name(name_of(node.parent)) if isinstance(node.parent, PageNode) else None
-        self.names.add(name)
+        self.names[name] += 1
+        if self.names[name] > 1:
+            return
         tokens = [token if isinstance(token, int) else token[1] for token in node.chunk]
         adapter = root.key[2] if len(root.key) == 3 else None
         last = self._events[-1] if self._events else None
@@ -64,7 +68,10 @@ class KVEventRecorder:
     def removed(self, node: PageNode) -> None:
         """A page was removed."""
         name = event_name(name_of(node))
-        self.names.remove(name)
+        self.names[name] -= 1
+        if self.names[name]:
+            return
+        del self.names[name]
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockRemoved):
             last.block_hashes.append(name)

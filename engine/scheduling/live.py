@@ -9,6 +9,7 @@ from personae.engine.plan import MemoryLayout, PageKey
 from personae.engine.scheduling.fairness import FairnessKey
 from personae.engine.scheduling.page_names import Token, root_key
 from personae.engine.scheduling.prefix import CacheHandle
+from personae.engine.scheduling.regions import Region
 from personae.engine.sequence import SequenceLog
 
 
@@ -76,6 +77,7 @@ class LiveSequence:
         "planned",
         "prompt_logprobs_sent",
         "publish_at",
+        "region",
         "root",
         "settled",
         "slot",
@@ -124,6 +126,7 @@ class LiveSequence:
         self.slot: int | None = None
         self.admitted = 0
         self.handle: CacheHandle | None = None
+        self.region: Region | None = None  # that has its pages
         self.pages: list[int] = []
         self.capacity = 0
         self.known = 0

@@ -13,14 +13,14 @@ from heapq import heapify, heappop, heappush
 
 
 class PagePool:
-    """Pages 0 to `size` - 1, each free or held by one or more holders."""
+    """The `size` pages from `first` on, each free or held by one or more holders."""
 
     __slots__ = ("_free", "_references", "size")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, first: int = 0) -> None:
         self.size = size
-        self._references = [0] * size
-        self._free = list(range(size))  # a heap
+        self._references = [0] * (first + size)
+        self._free = list(range(first, first + size))  # a heap
 
     @property
     def free(self) -> int:

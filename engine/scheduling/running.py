@@ -10,18 +10,17 @@ from typing import NamedTuple
 from personae.engine.plan import FetchPage, ForgetSession, MemoryLayout, Move, PageKey, StorePage
 from personae.engine.scheduling.live import LiveSequence, SequenceState, StagedPages
 from personae.engine.scheduling.page_names import page_keys, session_digest, tenant_digest
-from personae.engine.scheduling.pages import PagePool
 from personae.engine.scheduling.prefix import (
     MISS,
     CacheHandle,
     CacheObserver,
     PageNode,
-    PrefixCache,
     PrefixHit,
     key_of,
     name_of,
     owner_of,
 )
+from personae.engine.scheduling.regions import Region, by_worth
 from personae.engine.scheduling.sessions import SessionTable
 from personae.engine.tiers.tier import TierIndex
 
@@ -50,14 +49,14 @@ class RunningTable:
 
     __slots__ = (
         "_admissions",
-        "_cache",
         "_fetched",
         "_free_slots",
         "_held",
         "_page_size",
-        "_pool",
         "_recalled",
         "_refused",
+        "_region_pages",
+        "_regions",
         "_run",
         "_sources",
         "_tier",
@@ -83,11 +82,11 @@ class RunningTable:
         self._unstored: deque[PageNode] = deque(maxlen=layout.num_pages)
         self._page_size = layout.page_size
         self._run = layout.run
-        self._pool = PagePool(layout.num_pages)
-        self._cache = PrefixCache(self._pool, layout.page_size, whole=layout.whole)
+        self._region_pages = layout.region_pages
+        self._regions = [Region(layout, number) for number in range(layout.regions)]
         if tier is not None and tier.stores:
-            self._cache.evicts = self._store
-        self.sessions = SessionTable(self._cache)
+            self._only.cache.evicts = self._store
+        self.sessions = SessionTable()
         self._free_slots = list(range(layout.max_seqs - 1, -1, -1))
         self._admissions = 0
         # (order, room, missing pages) of the last sequence that got no slot.
@@ -118,19 +117,29 @@ class RunningTable:
         yield from self.parked
 
     def observe_cache(self, observer: CacheObserver) -> None:
-        """Set the observer of the prefix cache."""
-        self._cache.observer = observer
+        """Set the observer of the prefix cache, or of those of all regions."""
+        for region in self._regions:
+            region.cache.observer = observer
+
+    @property
+    def _only(self) -> Region:
+        """The region, for what works with one only: lending, tiers, and pages for other engines."""
+        (region,) = self._regions
+        return region
+
+    def _region_of(self, node: PageNode) -> Region:
+        return self._regions[node.page // self._region_pages]
 
     @property
     def pages_used(self) -> int:
         """Pages that running sequences hold. Cached pages without a reader do not count."""
-        return self._pool.size - self._cache.available - len(self.lent)
+        return self.pages - sum(region.cache.available for region in self._regions) - len(self.lent)
 
     def lend(self, count: int) -> tuple[int, ...]:
         """Up to `count` pages that no sequence holds, in whole runs. Their cached content is dropped. One
         page stays for each running sequence to grow into."""
-        count = min(count, self._cache.available - len(self))
-        pages = self._cache.take_runs(max(count, 0) // self._run, self._run)
+        count = min(count, self._only.room)
+        pages = self._only.cache.take_runs(max(count, 0) // self._run, self._run)
         self.lent.update(pages)
         return tuple(pages)
 
@@ -144,27 +153,31 @@ class RunningTable:
         """Pages that were lent come back."""
         for page in pages:
             self.lent.remove(page)
-            self._pool.release(page)
+            self._only.pool.release(page)
             self._recalled = max(self._recalled - 1, 0)
 
-    def last(self) -> LiveSequence:
-        """The first sequence to preempt if memory is short."""
+    def last(self, region: Region) -> LiveSequence:
+        """The first sequence to preempt if memory is short in a region that has some."""
+        if len(self._regions) > 1:
+            return max((s for s in self if s.region is region), key=_by_rank)
         tables = (self.decoding, self.prefilling, self.parked)
         return max((table[-1] for table in tables if table), key=_by_rank)
 
     @property
     def pages(self) -> int:
         """All pages, lent ones included."""
-        return self._pool.size
+        return sum(region.pool.size for region in self._regions)
 
     @property
     def has_slot(self) -> bool:
         """Whether a slot is free."""
         return bool(self._free_slots)
 
-    def last_of(self, tenant: str) -> LiveSequence | None:
-        """The tenant's first sequence to preempt, without background ones."""
-        theirs = (s for s in self if s.key.tenant == tenant and not s.background)
+    def last_of(self, tenant: str, region: Region | None = None) -> LiveSequence | None:
+        """The tenant's first sequence to preempt, without background ones. `region`: only those in it."""
+        theirs = (
+            s for s in self if s.key.tenant == tenant and not s.background and region in (None, s.region)
+        )
         return max(theirs, key=_by_rank, default=None)
 
     def displaceable(self) -> LiveSequence | None:
@@ -173,9 +186,8 @@ class RunningTable:
 
     def has_slot_for(self, sequence: LiveSequence, others: int) -> bool:
         """Whether there are slots for it and `others`, and memory for it even if none of it is cached."""
-        return len(self._free_slots) > others and self._cache.can_allocate(
-            self.pages_for(sequence) + len(self)
-        )
+        needed = self.pages_for(sequence)
+        return len(self._free_slots) > others and any(needed <= region.room for region in self._regions)
 
     def pages_for(self, sequence: LiveSequence) -> int:
         """How many pages it needs if none of it is cached."""
@@ -194,15 +206,32 @@ class RunningTable:
 
         One page stays for each running sequence to grow into. Otherwise a preemption would soon follow.
         """
-        room = self._cache.available - len(self)
         if not self._free_slots:
             return False
+        room = max([region.room for region in self._regions])
         if self._refused is not None and self._refused[0] == sequence.order and room <= self._refused[1]:
             self.short = max(self.short, self._refused[2])
             return False
         sequence.log = log = sequence.current_log()
-        cache, margin = self._cache, len(self)
-        hit = cache.match(sequence.root, sequence.cache_key(log.tokens, 0)) if sequence.reads_cache else MISS
+        hits = [MISS] * len(self._regions)
+        if sequence.reads_cache:
+            key = sequence.cache_key(log.tokens, 0)
+            hits = [region.cache.match(sequence.root, key) for region in self._regions]
+        missing = 0
+        for region, hit in by_worth(self._regions, hits):
+            lacks = self._take_pages(sequence, region, hit)
+            if not lacks:
+                self._refused = None
+                return True
+            missing = min(missing or lacks, lacks)
+        self._refused = (sequence.order, room, missing)
+        self.short = max(self.short, missing)
+        return False
+
+    def _take_pages(self, sequence: LiveSequence, region: Region, hit: PrefixHit) -> int:
+        """Give it a slot and pages of a region, cached ones as the hit says. Returns how many pages are
+        missing there; 0 if it has them."""
+        log, cache, margin = sequence.log, region.cache, region.sequences
         fresh = -(-len(log.tokens) // self._page_size) - len(hit.nodes)
         fetched = _fetched_behind(sequence.staged, len(hit.nodes))
         handle = cache.handle(sequence.root, hit, copy=not fetched, tenant=log.tenant, weight=log.weight)
@@ -216,10 +245,7 @@ class RunningTable:
         if not cache.can_allocate(fresh + margin):
             missing = fresh + margin - cache.available
             cache.release(handle, pages)
-            self._refused = (sequence.order, room, missing)
-            self.short = max(self.short, missing)
-            return False
-        self._refused = None
+            return missing
         pages += cache.allocate(handle, fresh)
         if source is not None:
             self._sources.append(source)
@@ -227,6 +253,8 @@ class RunningTable:
         sequence.place = SequenceState.RUNNING
         sequence.slot = self._free_slots.pop()
         sequence.admitted = self._admissions
+        sequence.region = region
+        region.sequences += 1
         sequence.handle = handle
         sequence.pages = pages
         sequence.capacity = len(pages) * self._page_size
@@ -240,7 +268,7 @@ class RunningTable:
         insort(self.prefilling, sequence, key=_by_rank)
         if sequence.staged is not None:
             self._use_staged(sequence, len(hit.nodes), fetched)
-        return True
+        return 0
 
     def _use_staged(self, sequence: LiveSequence, first: int, count: int) -> None:
         """Have the next plan put the sequence's fetched pages from number `first` on into the cache."""
@@ -265,7 +293,7 @@ class RunningTable:
         assert self._tier is not None
         tokens = sequence.cache_key(tuple(sequence.tokens), 0)
         most = (len(tokens) - 1) // self._page_size  # the logits of the last token are needed
-        first = len(self._cache.match(sequence.root, tokens).nodes)
+        first = len(self._only.cache.match(sequence.root, tokens).nodes)
         if first >= most:
             return first, []
         if len(sequence.keys) < most:
@@ -289,7 +317,7 @@ class RunningTable:
         assert self._tier is not None
         while self._unstored and count and len(self.moves) < self._tier.room:
             node = self._unstored.popleft()
-            if not node.stored and self._cache.is_evictable(node):
+            if not node.stored and self._only.cache.is_evictable(node):
                 self._store(node)
                 count -= 1
 
@@ -300,14 +328,15 @@ class RunningTable:
 
     def keep_session(self, sequence: LiveSequence) -> None:
         """Keep the pages of a sequence that is about to end for its session, if it has one."""
-        log, handle = sequence.log, sequence.handle
+        log, handle, region = sequence.log, sequence.handle, sequence.region
         if log.session is not None and log.session_seconds > 0:
             assert handle is not None
-            self.sessions.keep(log.tenant, log.session, handle, log.session_seconds)
+            assert region is not None
+            self.sessions.keep(log.tenant, log.session, region.cache, handle, log.session_seconds)
 
     def forget_session(self, tenant: str, name: str) -> None:
         """See Scheduler."""
-        left = self._cache.drop_unused(self.sessions.forget(tenant, name))
+        left = self.sessions.forget(tenant, name)
         if self._tier is None or not self._tier.stores:
             return
         session = session_digest(name)
@@ -321,13 +350,15 @@ class RunningTable:
     @property
     def pages_kept(self) -> int:
         """Pages that sessions keep."""
-        return self._cache.kept
+        return sum(region.cache.kept for region in self._regions)
 
     def give_up_slot(self, sequence: LiveSequence, *, keep: bool) -> None:
         """Take back what `take_slot`, `grow` and `publish` gave. Without `keep` its pages also leave the
         cache."""
+        region = sequence.region
         assert sequence.slot is not None
         assert sequence.handle is not None
+        assert region is not None
         self._list_of(sequence).remove(sequence)
         self.releases.append(sequence.slot)
         self._free_slots.append(sequence.slot)
@@ -339,9 +370,10 @@ class RunningTable:
                 if not node.stored:
                     node.session = node.session or session
                     self._unstored.append(node)
-        self._cache.release(sequence.handle, sequence.pages, keep=keep)
+        region.cache.release(sequence.handle, sequence.pages, keep=keep)
+        region.sequences -= 1
         self.background -= sequence.background
-        sequence.slot = sequence.handle = None
+        sequence.slot = sequence.handle = sequence.region = None
         sequence.pages = []
         sequence.planned = sequence.computed = sequence.capacity = sequence.stale = 0
         sequence.parked = False
@@ -353,7 +385,8 @@ class RunningTable:
 
     def hold(self, root: bytes, chunks: Sequence[bytes]) -> HeldPages:
         """See Scheduler."""
-        key, nodes = self._cache.find(root, chunks)
+        cache = self._only.cache
+        key, nodes = cache.find(root, chunks)
         written = 0
         while written < len(nodes) and nodes[written] not in self.unwritten:
             written += 1
@@ -362,43 +395,47 @@ class RunningTable:
         tenant = nodes[0].tenant
         hit = PrefixHit(nodes[:written], None, 0, written * self._page_size)
         self._held += 1
-        self.holds[self._held] = self._cache.handle(
-            key, hit, copy=False, tenant=tenant.name, weight=tenant.weight
-        )
+        self.holds[self._held] = cache.handle(key, hit, copy=False, tenant=tenant.name, weight=tenant.weight)
         return HeldPages(self._held, tuple(node.page for node in hit.nodes))
 
     def let_go(self, number: int) -> None:
         """See Scheduler."""
         handle = self.holds.pop(number, None)
         if handle is not None:
-            self._cache.release(handle, [node.page for node in handle.nodes])
+            self._only.cache.release(handle, [node.page for node in handle.nodes])
 
-    def can_grow(self) -> bool:
-        """Whether a page can be allocated."""
-        can = self._cache.can_allocate(1)
+    def can_grow(self, sequence: LiveSequence) -> bool:
+        """Whether a page can be allocated for it."""
+        assert sequence.region is not None
+        can = sequence.region.cache.can_allocate(1)
         self.short = max(self.short, not can)
         return can
 
-    @property
-    def has_pages_to_spare(self) -> bool:
-        """Whether there is a page for each running sequence to grow into, and one more."""
-        return self._cache.can_allocate(len(self) + 1)
+    def short_region(self) -> Region | None:
+        """A region that has no page to spare, besides one for each running sequence to grow into; None if
+        there is none."""
+        return next((region for region in self._regions if region.room < 1), None)
 
     def grow(self, sequence: LiveSequence) -> tuple[int]:
         """One more page. Call `can_grow` first."""
         assert sequence.handle is not None
-        (page,) = self._cache.allocate(sequence.handle, 1)
+        assert sequence.region is not None
+        (page,) = sequence.region.cache.allocate(sequence.handle, 1)
         sequence.pages.append(page)
         sequence.capacity += self._page_size
         return (page,)
 
     def reclaim(self, wanting: LiveSequence) -> bool:
         """Take back an empty page that another sequence took for drafts. False if there is none."""
+        region = wanting.region
+        assert region is not None
         for sequence in self.decoding:
-            if sequence is not wanting and sequence.capacity - sequence.planned >= self._page_size:
+            if sequence is wanting or sequence.region is not region:
+                continue
+            if sequence.capacity - sequence.planned >= self._page_size:
                 assert sequence.slot is not None
                 assert sequence.handle is not None
-                self._cache.free(sequence.handle, sequence.pages.pop())
+                region.cache.free(sequence.handle, sequence.pages.pop())
                 sequence.capacity -= self._page_size
                 self.reclaimed.append(sequence.slot)
                 return True
@@ -419,10 +456,12 @@ class RunningTable:
 
     def pin_again(self, sources: Sequence[PageNode]) -> bool:
         """Keep the pages that a plan copies until it is made again. False if one of them is gone."""
-        if not all(node.handles or self._cache.is_evictable(node) for node in sources):
+        caches = [self._region_of(node).cache for node in sources]
+        pairs = list(zip(caches, sources, strict=True))
+        if not all(node.handles or cache.is_evictable(node) for cache, node in pairs):
             return False
-        for node in sources:
-            self._cache.pin(node)
+        for cache, node in pairs:
+            cache.pin(node)
         self._sources += sources
         return True
 
@@ -452,12 +491,13 @@ class RunningTable:
 
     def publish(self, sequence: LiveSequence) -> None:
         """Let others find its full computed pages."""
-        handle, size = sequence.handle, self._page_size
+        handle, region, size = sequence.handle, sequence.region, self._page_size
         assert handle is not None
+        assert region is not None
         while sequence.computed >= sequence.publish_at:
             end = sequence.publish_at
             chunk = sequence.cache_key(tuple(sequence.tokens[end - size : end]), end - size)
-            self._cache.publish(handle, chunk, sequence.pages[len(handle.nodes)])
+            region.cache.publish(handle, chunk, sequence.pages[len(handle.nodes)])
             sequence.publish_at = end + size
 
     def clear_changes(self) -> None:
@@ -467,7 +507,7 @@ class RunningTable:
         self.copies.clear()
         self.moves.clear()
         for node in self._sources:
-            self._cache.unpin(node)
+            self._region_of(node).cache.unpin(node)
         self._sources.clear()
 
     def check_integrity(self) -> None:
@@ -481,7 +521,6 @@ class RunningTable:
         slots = Counter([*self._free_slots, *(s.slot for s in self)])
         for slot, owners in slots.items():
             assert owners == 1, f"slot {slot} is owned {owners} times"
-        handles = []
         for s in self:
             assert s.place is SequenceState.RUNNING, f"sequence {s.id} has a slot and is {s.place.name}"
             assert s.handle is not None, f"sequence {s.id} runs without a cache handle"
@@ -498,15 +537,20 @@ class RunningTable:
             assert published == list(s.cache_key(tuple(s.tokens[: len(published)]), 0)), (
                 f"sequence {s.id} holds pages of other tokens"
             )
-            handles.append(s.handle)
-        held = [page for sequence in self for page in sequence.pages]
-        for handle in self.holds.values():
-            handles.append(handle)
-            held += (node.page for node in handle.nodes)
-        for page, holders in Counter(held).items():
-            assert holders == 1 or self._cache.holds(page), f"private page {page} has {holders} holders"
-        assert self.lent.isdisjoint(held), f"pages {self.lent.intersection(held)} are lent and held"
-        self._cache.check_integrity(handles, held, self.lent)
+        for number, region in enumerate(self._regions):
+            here = [s for s in self if s.region is region]
+            assert region.sequences == len(here), f"region {number} has {len(here)} sequences"
+            handles = [s.handle for s in here if s.handle is not None]
+            held = [page for s in here for page in s.pages]
+            for handle in self.holds.values():
+                handles.append(handle)
+                held += (node.page for node in handle.nodes)
+            cache, size = region.cache, self._region_pages
+            for page, holders in Counter(held).items():
+                assert page // size == number, f"page {page} is not in region {number}"
+                assert holders == 1 or cache.holds(page), f"private page {page} has {holders} holders"
+            assert self.lent.isdisjoint(held), f"pages {self.lent.intersection(held)} are lent and held"
+            cache.check_integrity(handles, held, self.lent)
 
 
 def _fetched_behind(staged: StagedPages | None, nodes: int) -> int:

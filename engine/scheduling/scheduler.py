@@ -96,6 +96,8 @@ class Scheduler:
                 f"max_batch_tokens ({layout.max_batch_tokens}) must be at least max_seqs ({layout.max_seqs}) "
                 "or a step would leave out a running sequence"
             )
+        if layout.num_pages % layout.regions or (layout.regions > 1 and (layout.lendable or tier)):
+            raise ValueError("regions have as many pages each, lend none, and have no tier")
         if layout.lendable > max(layout.num_pages - -(-layout.max_model_len // layout.page_size), 0):
             raise ValueError(f"the pages not lent must hold one sequence of {layout.max_model_len} tokens")
         if layout.lendable and (layout.num_pages % layout.run or layout.lendable % layout.run):
@@ -298,7 +300,7 @@ class Scheduler:
 
         Plans in flight may still write to these pages: the memory may be used only after these plans.
         """
-        if self._running.short:
+        if self._running.short or not self.layout.lendable:
             return ()
         run = self.layout.run
         return self._running.lend(min(-(-count // run) * run, self.layout.lendable - len(self._running.lent)))

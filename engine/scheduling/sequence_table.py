@@ -8,6 +8,7 @@ from personae.engine.plan import FetchPage, MemoryLayout
 from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
 from personae.engine.scheduling.live import LiveSequence, SequenceState, StagedPages
+from personae.engine.scheduling.regions import Region
 from personae.engine.scheduling.row_shares import RowShares
 from personae.engine.scheduling.running import RunningTable
 from personae.engine.scheduling.slot_quota import RECENT_SECONDS, OneTenant, SlotQuota
@@ -304,12 +305,12 @@ class SequenceTable:
             self._room_for = head
             while giver is not None and self._gives_up(giver, head, last_step, kept):
                 giver = self._giver_for(quota, head)
-        elif not running.has_pages_to_spare and len(running) > 1:
-            last = running.last()
+        elif (region := running.short_region()) is not None and region.sequences > 1:
+            last = running.last(region)
             giver = quota.giver_of_pages(running.pages_by_tenant(), running.pages)
             # Otherwise the last one is preempted if a page is missing.
             if giver is not None and not last.background and last.key.tenant != giver:
-                self._gives_up(giver, head, last_step, kept)
+                self._gives_up(giver, head, last_step, kept, region)
 
     def _gives_up(
         self,
@@ -317,9 +318,11 @@ class SequenceTable:
         head: LiveSequence | None,
         last_step: int | None,
         kept: Collection[LiveSequence],
+        region: Region | None = None,
     ) -> bool:
-        """Preempt the sequence that a tenant admitted last, for the one that waits. False if it stays."""
-        sequence = self.running.last_of(giver)
+        """Preempt the sequence that a tenant admitted last, or last in a region, for the one that waits.
+        False if it stays."""
+        sequence = self.running.last_of(giver, region)
         gives_up_for = None if head is None else head.id, 0 if sequence is None else len(sequence.tokens)
         # Once for the same one: it came back before that one, and would for ever.
         if sequence is None or sequence in kept or sequence.gave_up_for == gives_up_for:
@@ -391,7 +394,7 @@ class SequenceTable:
     def fail(self, sequence: LiveSequence, reason: str | None = None) -> None:
         """End a sequence with an error that no result contains. By default: it needs more memory than there
         is."""
-        memory = self._layout.num_pages * self._layout.page_size
+        memory = self._layout.region_pages * self._layout.page_size
         error = reason or (
             f"a sequence of {len(sequence.tokens)} tokens cannot go on: "
             f"the context has {self._layout.max_model_len} tokens and KV memory has {memory}"
@@ -510,7 +513,7 @@ class SequenceTable:
             stop = sequence.tokens[-1] if finish == "stop" else None
             self.end(sequence)
             self.news[sequence.id] = Delta(sequence.id, finish=finish, stop_token=stop, cached=0)
-        elif len(sequence.tokens) > layout.num_pages * layout.page_size:
+        elif len(sequence.tokens) > layout.region_pages * layout.page_size:
             self.fail(sequence)
         elif self._tier is not None:
             self._begin_fetch(self._tier, sequence)

@@ -6,6 +6,7 @@ So the pages of that turn go last among the pages that the tenant loses, until t
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from personae.engine.scheduling.prefix import CacheHandle, KeptPath, PageNode, PrefixCache
 
@@ -13,11 +14,12 @@ SESSIONS_OF_A_TENANT = 1024  # a further one takes the place of the least recent
 
 
 class _Session:
-    """What a session keeps, until when."""
+    """What a session keeps in which cache, until when."""
 
-    __slots__ = ("path", "until")
+    __slots__ = ("cache", "path", "until")
 
-    def __init__(self) -> None:
+    def __init__(self, cache: PrefixCache) -> None:
+        self.cache = cache
         self.path = KeptPath()
         self.until = 0.0
 
@@ -25,10 +27,9 @@ class _Session:
 class SessionTable:
     """The sessions of all tenants. `now` is in seconds, on any clock that only goes forward."""
 
-    __slots__ = ("_cache", "_due", "_tenants", "now")
+    __slots__ = ("_due", "_tenants", "now")
 
-    def __init__(self, cache: PrefixCache) -> None:
-        self._cache = cache
+    def __init__(self) -> None:
         self._tenants: dict[str, OrderedDict[str, _Session]] = {}  # the least recently used first
         self._due = math.inf  # no session's time is over before
         self.now = 0.0
@@ -36,13 +37,16 @@ class SessionTable:
     def __len__(self) -> int:
         return sum(map(len, self._tenants.values()))
 
-    def keep(self, tenant: str, name: str, handle: CacheHandle, seconds: float) -> None:
-        """A turn of the session ends: what the handle holds is kept for so long, and what the session kept
-        before is not."""
+    def keep(self, tenant: str, name: str, cache: PrefixCache, handle: CacheHandle, seconds: float) -> None:
+        """A turn of the session ends: what the handle holds in the cache is kept for so long, and what the
+        session kept before is not."""
         sessions = self._tenants.setdefault(tenant, OrderedDict())
-        session = sessions.setdefault(name, _Session())
+        session = sessions.setdefault(name, _Session(cache))
         sessions.move_to_end(name)
-        self._cache.keep(session.path, handle)
+        if session.cache is not cache:
+            session.cache.unkeep(session.path)
+            session.cache = cache
+        cache.keep(session.path, handle)
         self._extend(session, seconds)
         if len(sessions) > SESSIONS_OF_A_TENANT:
             self._end(tenant, next(iter(sessions)))
@@ -52,13 +56,15 @@ class SessionTable:
         if tenant in self._tenants and name in self._tenants[tenant]:
             self._extend(self._tenants[tenant][name], seconds)
 
-    def forget(self, tenant: str, name: str) -> list[PageNode]:
-        """End the session now. Returns the pages that it kept, the last one first."""
+    def forget(self, tenant: str, name: str) -> Sequence[PageNode]:
+        """End the session now, and remove the pages that it kept from the cache. Returns those that are
+        still in use, the last one first."""
         if name not in self._tenants.get(tenant, ()):
-            return []
-        kept = self._tenants[tenant][name].path.nodes()
+            return ()
+        session = self._tenants[tenant][name]
+        kept = session.path.nodes()
         self._end(tenant, name)
-        return kept
+        return session.cache.drop_unused(kept)
 
     def _extend(self, session: _Session, seconds: float) -> None:
         session.until = self.now + seconds
@@ -82,6 +88,7 @@ class SessionTable:
 
     def _end(self, tenant: str, name: str) -> None:
         sessions = self._tenants[tenant]
-        self._cache.unkeep(sessions.pop(name).path)
+        session = sessions.pop(name)
+        session.cache.unkeep(session.path)
         if not sessions:
             del self._tenants[tenant]

@@ -162,7 +162,8 @@ class StepBuilder:
         most = min(sequence.drafts, spare, sequence.last - position)
         if sequence.background or self._resting:
             return 0
-        if position + most > sequence.capacity and not self._running.has_pages_to_spare:
+        assert sequence.region is not None
+        if position + most > sequence.capacity and sequence.region.room < 1:
             most = sequence.capacity - position
         return max(min(most, sequence.capacity + self._layout.page_size - position), 0)
 
@@ -177,16 +178,17 @@ class StepBuilder:
     def _make_room(self, sequence: LiveSequence) -> bool:
         """Ensure that a running sequence can get a page; preempts sequences admitted after it. False if it
         cannot."""
-        table = self._running
+        table, region = self._running, sequence.region
+        assert region is not None
         if not self._preempts:
-            return table.can_grow()
-        while not table.can_grow():
+            return table.can_grow(sequence)
+        while not table.can_grow(sequence):
             if self._drafts and table.reclaim(sequence):
                 continue
-            last = table.last()
-            if len(table) == 1 and sequence.planned > sequence.computed:
+            last = table.last(region)
+            if region.sequences == 1 and sequence.planned > sequence.computed:
                 return False  # its last token is in flight and may end it
-            if len(table) > 1 or sequence.doubled:
+            if region.sequences > 1 or sequence.doubled:
                 self._sequences.preempt(last, self._last_step)
             else:
                 self._sequences.fail(sequence)

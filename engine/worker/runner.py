@@ -13,7 +13,7 @@ import torch
 
 from personae.engine.device_event import DeviceToHostEvent, to_host
 from personae.engine.kv import KVCache
-from personae.engine.layers.step import StepPart
+from personae.engine.layers.step import RankShare, StepPart
 from personae.engine.models.decoder import Decoder
 from personae.engine.parallel.experts import RankExperts
 from personae.engine.plan import FetchPage, ForgetSession, MemoryLayout, Move, Row, StepPlan, StorePage
@@ -58,6 +58,7 @@ class Runner(DeviceAdapters):
         self.experts = None if model.files is None else RankExperts(model, model.files)
         self.expert_balance = None
         self._stages = model.comm.stages
+        self._region = model.comm.rank if model.comm.data_parallel else None
         self._tier = tier
         self._beside = SideStream() if tier is not None and model.device.type == "cuda" else None
         self.graphs, self.prefill_graphs = graphs, prefill_graphs
@@ -81,7 +82,7 @@ class Runner(DeviceAdapters):
             if log.adapter_start:
                 self._adapter_start[slot] = log.adapter_start
         if plan.copies:
-            self.kv.copy_pages(plan.copies)
+            self.kv.copy_pages(plan.copies if self._region is None else self._own_copies(plan.copies))
         return self.pack(plan.rows, known) if plan.rows else None
 
     def _move(self, moves: Sequence[Move]) -> None:
@@ -104,6 +105,11 @@ class Runner(DeviceAdapters):
             self.kv.write_pages([move.page for move in pages], staged[first : first + count])
             self._tier.discard(ticket)
 
+    def _own_copies(self, copies: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Those in this rank's region."""
+        size = self.kv.num_pages
+        return [(old % size, new % size) for old, new in copies if old // size == self._region]
+
     def _slot(self, digest: str) -> int:
         slot = self.adapters.slot(digest)
         if slot is None:
@@ -120,6 +126,14 @@ class Runner(DeviceAdapters):
             if overlap is not None:
                 overlap()
             return HiddenStates(packed, states, arrival)
+        if packed.share is not None:
+            if overlap is not None:
+                overlap()
+            kv, share = self.kv, packed.share
+            return HiddenStates(
+                packed,
+                self.model.forward_share(tokens, packed.positions, kv, packed.attention, packed.lora, share),
+            )
         hidden = self._run_graph(packed, tokens)
         if hidden is None:
             hidden = self.model.forward(
@@ -194,7 +208,8 @@ class Runner(DeviceAdapters):
         return self.adapters.deltas.of_step(segments_of([self._adapter_slot[s] for s in slots], counts))
 
     def pack(self, rows: tuple[Row, ...], known: KnownTokens) -> PackedStep:
-        """Lay the tokens of at least one row out one after the other, grouped by adapter, base rows last."""
+        """Lay the tokens of at least one row out one after the other, grouped by adapter, base rows last. The
+        rows of each rank are together, if each has sequences of its own."""
         order = self._grouped_by_adapter(rows)
         ordered = [rows[i] for i in order]
         slots = np.array([row.slot for row in ordered], np.int64)
@@ -252,7 +267,21 @@ class Runner(DeviceAdapters):
             order=order,
             drafts=drafts,
             parts=self._parts(slots, starts, counts, write_index) if self._stages > 1 else (),
+            share=None if self._region is None else self._share(slots, starts, counts, write_index),
         )
+
+    def _share(self, slots: Ints, starts: Ints, counts: Ints, places: Ints) -> RankShare:
+        """The tokens of each rank, and this one's rows."""
+        regions = self._tables.regions[slots]
+        tokens = np.bincount(regions, counts, self.layout.regions).astype(np.int64).tolist()
+        own = regions == self._region
+        if not own.any():
+            return RankShare(tokens, None)
+        assert self._region is not None
+        first = sum(tokens[: self._region])
+        there = slice(first, first + tokens[self._region])
+        rows = slots[own], starts[own], counts[own]
+        return RankShare(tokens, StepPart(there, self._attention(*rows, places[there]), self._lora(*rows)))
 
     def _parts(self, slots: Ints, starts: Ints, counts: Ints, places: Ints) -> tuple[StepPart, ...]:
         """The parts in which the step goes through the stages, so that they compute at the same time; none if
@@ -292,12 +321,16 @@ class Runner(DeviceAdapters):
         slots = self._adapter_slot
         base = self.adapters.max_adapters  # higher than every slot, so that base rows come last
         keys = [base if (slot := slots[row.slot]) is None else slot for row in rows]
+        if self._region is not None:
+            regions = self._tables.regions
+            keys = [int(regions[row.slot]) * (base + 1) + key for row, key in zip(rows, keys, strict=True)]
         return sorted(range(len(rows)), key=keys.__getitem__)
 
     def _lora(self, slots: Ints, starts: Ints, counts: Ints) -> LoraBatch | None:
         rows, lengths = slots.tolist(), counts.tolist()
         adapters = [self._adapter_slot[slot] for slot in rows]
-        if not adapters or adapters[0] is None:  # base rows come last, so this step has no adapter
+        # Base rows come last, in each region: so a step without regions has no adapter.
+        if not adapters or (adapters[0] is None and self._region is None):
             return None
         if self._adapter_start:
             return lora_batch(self.adapters, *self._split(rows, adapters, starts.tolist(), lengths))

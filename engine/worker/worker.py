@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from personae.engine.layers.step import StepPart
+from personae.engine.layers.step import RankShare, StepPart
 from personae.engine.parallel.expert_placement import LayerExperts, Placement
 from personae.engine.plan import ExpertBalance, MemoryLayout, StepPlan
 from personae.engine.worker.known import KnownTokens
@@ -36,7 +36,8 @@ class PackedStep:
     `sampled_slots` are the plan's row indices and slots of these, and `sampled_ends` are the positions of the
     chosen tokens. After the S positions, `sampled` has those of the drafts. `drafts` maps an index among the
     S to its drafts, and to where their logits begin among the logits of drafts. `parts`: what the stages of a
-    pipeline compute at a time; empty if that is the whole step.
+    pipeline compute at a time; empty if that is the whole step. `share`: this rank's rows, if each rank has
+    sequences of its own; the rows of a rank are neighbours, and `attention` is of no use then.
     """
 
     tokens: torch.Tensor
@@ -53,6 +54,7 @@ class PackedStep:
     order: list[int]
     drafts: Drafts
     parts: tuple[StepPart, ...] = ()
+    share: RankShare | None = None
 
 
 @dataclass(frozen=True, slots=True)

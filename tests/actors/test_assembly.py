@@ -129,6 +129,14 @@ def test_a_context_is_limited_to_what_the_memory_holds_if_none_is_configured() -
             {"expert_parallel_size": 3},
             "--expert-parallel-size 3: it must divide --tensor-parallel-size, which is 2",
         ),
+        (
+            {"tensor_parallel_size": 1, "enable_dp_attention": True},
+            "--enable-dp-attention needs a --tensor-parallel-size of 2 or more",
+        ),
+        (
+            {"pipeline_parallel_size": 2, "enable_dp_attention": True},
+            "--enable-dp-attention and --pipeline-parallel-size do not work together",
+        ),
         ({"enable_eplb": True}, "--enable-eplb needs an --expert-parallel-size of 2 or more"),
         ({"num_redundant_experts": 2}, "--num-redundant-experts 2 needs --enable-eplb"),
         (

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 import torch
@@ -23,10 +24,9 @@ from personae.errors import LoadError
 SMALL = replace(DEVICES["cpu"], memory=1e7)  # the tiny models have about 1 MB of weights
 
 
-def described(family: str = "llama") -> Described:
-    return describe(
-        open_checkpoint(model_folder(family)), device=torch.device("cpu"), dtype="float32", quantize=None
-    )
+def described(family: str = "llama", **changes: Any) -> Described:
+    checkpoint = open_checkpoint(model_folder(family, **changes))
+    return describe(checkpoint, device=torch.device("cpu"), dtype="float32", quantize=None)
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ def test_ranks_need_less_memory_each() -> None:
 
 def test_attention_by_sequences_has_room_for_more_tokens_where_ranks_would_have_the_same_keys() -> None:
     load = Load(rate=0.1, prompt=64, answer=32, context=256)
-    found = {each.layout: each for each in estimates(described("mixtral"), SMALL, 4, load)}
+    model = described("mixtral", num_local_experts=8)
+    found = {each.layout: each for each in estimates(model, SMALL, 4, load)}
     tensor, attention = found[Layout(4, 1, 1)], found[Layout(1, 1, 1, attention=4)]
     whole = found[Layout(1, 1, 4)]
-    assert (
-        tensor.weight_bytes < attention.weight_bytes < whole.weight_bytes
-    )  # experts are divided, not all else
+    assert tensor.weight_bytes < attention.weight_bytes < whole.weight_bytes  # attention is not divided
     assert attention.kv_tokens > tensor.kv_tokens  # two heads of keys and values on four ranks
-    assert not attention.layout.runs
+    assert attention.layout.runs
+    assert not Layout(1, 2, 1, attention=2).runs
     assert {each.attention for each in {one.layout for one in estimates(described(), SMALL, 4, load)}} == {1}
 
 

@@ -5,7 +5,8 @@ each produced. Up to `lookahead` plans are in flight, and a step is read while t
 one, as the actors do it; with stages, while as many others are in these. With `capture` decode steps run as
 graphs, with `prefill` those with prompts. With a `policy` rows have drafts, also those of the model or head
 in `draft` and from earlier `answers`. With several `ranks` each has the whole model, or its part of it if
-they are `shared`; then `ranks` of them share each of the `stages`.
+they are `shared`; then `ranks` of them share each of the `stages`. `data_parallel`: they share all but
+attention.
 """
 
 import os
@@ -110,7 +111,14 @@ def log_of(
     )
 
 
-def comms_of(size: int, stages: int = 1, expert_groups: int = 1, spare: int | None = None) -> list[Comm]:
+def comms_of(
+    size: int,
+    stages: int = 1,
+    expert_groups: int = 1,
+    spare: int | None = None,
+    *,
+    data_parallel: bool = False,
+) -> list[Comm]:
     """Ranks as threads of this process, stage by stage."""
     groups = ExpertGroups(expert_groups, spare)
     comms: list[Comm] = []
@@ -119,7 +127,10 @@ def comms_of(size: int, stages: int = 1, expert_groups: int = 1, spare: int | No
             comms.append(ONE_RANK)
             continue
         file = shared_file(size)
-        comms += [SharedMemory(file, rank, size, lambda: None, groups) for rank in range(size)]
+        comms += [
+            SharedMemory(file, rank, size, lambda: None, groups, data_parallel=data_parallel)
+            for rank in range(size)
+        ]
         os.close(file)
     if stages == 1:
         return comms
@@ -164,16 +175,29 @@ class EngineHarness:
         stages: int = 1,
         expert_groups: int = 1,
         spare: int | None = None,
+        data_parallel: bool = False,
     ) -> None:
         at = torch.device(device)
         models = [
             load_model(
                 folder, device=at, dtype=dtype, max_position=max_model_len, quantize=quantize, comm=comm
             )
-            for comm in (comms_of(ranks, stages, expert_groups, spare) if shared else [ONE_RANK])
+            for comm in (
+                comms_of(ranks, stages, expert_groups, spare, data_parallel=data_parallel)
+                if shared
+                else [ONE_RANK]
+            )
         ] * (1 if shared else ranks)
         self.shared, model = shared, models[0]
-        layout = MemoryLayout(num_pages, page_size, max_seqs, max_model_len, max_batch_tokens, whole=whole)
+        layout = MemoryLayout(
+            num_pages,
+            page_size,
+            max_seqs,
+            max_model_len,
+            max_batch_tokens,
+            whole=whole,
+            regions=ranks if data_parallel else 1,
+        )
         self.shapes = lora_shapes(model)
         self.adapters: dict[str, Adapter] = {}
         self.digests: dict[str, str] = {}

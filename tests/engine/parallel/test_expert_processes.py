@@ -59,9 +59,14 @@ def test_experts_that_move_between_processes_answer_as_one_process_does_in_each_
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"])
-async def test_streams_continue_token_for_token_when_a_rank_with_experts_is_killed(tmp_path: Path) -> None:
-    base = make_family_folder(tmp_path / "model", "qwen2_moe")  # with shared experts
-    made = adapters_of(base, tmp_path, TWO)
+@pytest.mark.parametrize(
+    ("case", "own_sequences"), [("qwen2_moe", False), ("deepseek_v3", True)]
+)  # with shared experts; with latent attention and sequences of its own
+async def test_streams_continue_token_for_token_when_a_rank_with_experts_is_killed(
+    case: str, own_sequences: bool, tmp_path: Path
+) -> None:
+    base = make_family_folder(tmp_path / "model", case)
+    made = adapters_of(base, tmp_path, {} if own_sequences else TWO)
     options = EngineOptions(
         base,
         named_adapters=tuple(made.items()),
@@ -72,6 +77,7 @@ async def test_streams_continue_token_for_token_when_a_rank_with_experts_is_kill
         tensor_parallel_size=2,
         expert_parallel_size=2,
         enable_eplb=True,
+        enable_dp_attention=own_sequences,
     )
     async with open_multi_process(options, max_restarts=20) as engines:
         client = engines.client

@@ -59,7 +59,7 @@ def test_what_was_heard_is_what_can_be_found() -> None:
         tokens = [dice.randrange(2) for _ in range(SIZE * dice.randrange(1, 6))]
         sequence = log(tokens, salt=dice.choice((b"ann", b"bob")), adapter=dice.choice((None, "d" * 64)))
         cache.compute(sequence)
-        assert cache.heard == cache.recorder.names
+        assert cache.heard == set(cache.recorder.names)
         assert set(block_names(sequence, SIZE)) <= cache.heard, "a client of the names finds its own"
         removed = removed or any(isinstance(event, BlockRemoved) for event in cache.events)
     assert removed, "the cache was full"

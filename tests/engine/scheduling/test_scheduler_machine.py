@@ -50,6 +50,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         lendable=st.sampled_from([0, 4, 24]),
         run=st.sampled_from([1, 1, 2, 4]),
         drafts=st.sampled_from([0, 1, 3, 7]),
+        regions=st.sampled_from([1, 1, 2, 3]),
     )
     def open(
         self,
@@ -64,10 +65,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         lendable,
         run,
         drafts,
+        regions,
     ):
+        if regions > 1:
+            pages, lendable, run = pages * regions, 0, 1
         if lendable:
             pages = -(-(max(pages, -(-max_model_len // page_size)) + lendable) // run) * run
-        self.layout = MemoryLayout(pages, page_size, max_seqs, max_model_len, max_seqs + spare, lendable, run)
+        self.layout = MemoryLayout(
+            pages,
+            page_size,
+            max_seqs,
+            max_model_len,
+            max_seqs + spare,
+            lendable,
+            run,
+            regions=regions,
+        )
         self.lent: list[int] = []
         self.now = 0
         self.owed = 0
