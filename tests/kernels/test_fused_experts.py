@@ -33,7 +33,7 @@ ZOO: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
     },  # norms over all heads, weights that do not add up to 1
     "qwen2_moe": {},  # a shared MLP, weighed by a gate
-    "glm4_moe": {"hidden_size": 128, "head_dim": 64},  # sigmoid, a correction, groups, a shared MLP, a dense layer
+    "glm4_moe": {"hidden_size": 128, "head_dim": 64},  # sigmoid, groups, a dense layer
 }
 PROMPTS = [random.Random(seed).choices(range(VOCAB), k=40) for seed in range(3)]
 PROMPT = PROMPTS[0]
