@@ -2,6 +2,7 @@
 
 import gc
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,30 +20,49 @@ settings.load_profile("repeatable")
 # The models here are tiny: a second thread costs more than it brings, far more when the cores are shared.
 torch.set_num_threads(1)
 
-# Files of a few tests that take half a minute and more. They begin first, so that no core is idle at the end.
-SLOW = frozenset(
-    (
-        "test_adversarial.py",
-        "test_checked.py",
-        "test_forkserver.py",
-        "test_gpu_dry_run.py",
-        "test_hostile_schemas.py",
-        "test_isolation.py",
-        "test_mutations.py",
-        "test_neon.py",
-        "test_smollm2.py",
-        "test_speculation.py",
-        "test_triton.py",
-        "test_triton_compiles.py",
-        "test_wheel.py",
-    )
+# Files that take a worker a minute and more, the longest first. They begin first, so that no core is idle at
+# the end.
+SLOW = (
+    "engine/test_dry_run.py",
+    "evals/bench/test_gpu_dry_run.py",
+    "kernels/test_triton_compiles.py",
+    "kernels/test_triton.py",
+    "evals/test_isolation.py",
+    "evals/test_eval_cli.py",
+    "kernels/ptx/test_kernels.py",
+    "kernels/test_cpu.py",
+    "simulation/test_replicas.py",
+    "kernels/test_neon.py",
+    "kernels/test_blocks.py",
+    "grammar/sandbox/test_forkserver.py",
+    "kernels/ptx/test_mutations.py",
+    "api/http/test_openapi.py",
+    "engine/speculation/test_heads.py",
+    "evals/test_adversarial.py",
+    "engine/test_models.py",
+    "simulation/test_simulation.py",
+    "api/test_hostile_schemas.py",
+    "grammar/checked/test_structures.py",
+    "engine/checkpoints/test_smollm2.py",
+    "kernels/test_fused.py",
+    "engine/test_families.py",
+    "test_docs.py",
+    "grammar/tracked/test_distinct.py",
+    "test_wheel.py",
+    "engine/test_dry_run_notices.py",
+    "engine/test_jump_forward.py",
+    "engine/test_step_deferred.py",
+    "api/test_speculation.py",
+    "actors/enginecore/test_tier.py",
 )
+TESTS = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow files first, then those with the most tests."""
     tests = Counter(item.path for item in items)
-    items.sort(key=lambda item: (item.path.name not in SLOW, -tests[item.path]))
+    turn = {TESTS / name: place for place, name in enumerate(SLOW)}
+    items.sort(key=lambda item: (turn.get(item.path, len(SLOW)), -tests[item.path]))
 
 
 gc.disable()  # until the first test: what is imported is no garbage

@@ -10,6 +10,7 @@ for tests and measurements: `x86-64-v3` is AVX2.
 """
 
 import ctypes
+import fcntl
 import hashlib
 import logging
 import os
@@ -109,12 +110,19 @@ def built(compiler: str, *flags: str) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     target = folder / f"kernels-{hashlib.sha256(made_from).hexdigest()[:16]}.so"
     if not target.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as unfinished:
-            made = Path(unfinished) / "kernels.so"
-            _log.info("compiling CPU kernels (once, about a minute)")
-            compile_library(compiler, made, *flags)
-            made.replace(target)  # atomic, in case another process builds it too
+        with target.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # processes that start together wait for the one that compiles
+            if not target.exists():
+                _compile(compiler, target, *flags)
     return target
+
+
+def _compile(compiler: str, target: Path, *flags: str) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as unfinished:
+        made = Path(unfinished) / "kernels.so"
+        _log.info("compiling CPU kernels (once, about a minute)")
+        compile_library(compiler, made, *flags)
+        made.replace(target)  # atomic: a library that is there is whole
 
 
 def _processor() -> bytes:

@@ -1,11 +1,15 @@
 """The C++ operators against the torch reference, over shapes, dtypes, page layouts and popularity."""
 
 import platform
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from patience import PATIENCE
 
 from personae.kernels import reference
 from personae.kernels.attention import AttentionBatch, kv_width
@@ -241,11 +245,11 @@ def test_tokens_are_those_that_the_reference_chooses(cpu, vocab, filters) -> Non
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the processors are x86 ones")
-@pytest.mark.parametrize("processor", ["cooperlake", "x86-64-v3"])  # bfloat16 without AMX; no AVX-512
-def test_the_sources_compile_for_processors_with_less(processor: str, tmp_path: Path) -> None:
+def test_the_sources_compile_for_a_processor_with_bfloat16_and_no_amx(tmp_path: Path) -> None:
+    """Those without AVX-512 have their own library: `laptop`, of which products and steps are asked."""
     compiler = find_compiler()
     assert compiler
-    compile_library(compiler, tmp_path / "kernels.so", "-O0", f"-march={processor}")
+    compile_library(compiler, tmp_path / "kernels.so", "-O0", "-march=cooperlake")
 
 
 def test_compiling_is_said_once_and_a_library_that_is_there_is_not_compiled_again(
@@ -259,6 +263,28 @@ def test_compiling_is_said_once_and_a_library_that_is_there_is_not_compiled_agai
         first, second = build.built(compiler), build.built(compiler)
     assert first == second
     assert caplog.messages == ["compiling CPU kernels (once, about a minute)"]
+
+
+def test_processes_that_start_together_compile_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Path] = []
+    begun = threading.Event()
+
+    def compile_slowly(compiler: str, to: Path, *flags: str) -> None:
+        begun.set()
+        time.sleep(0.05)  # in which the other one comes, too
+        compiled.append(to)
+        to.write_bytes(b"library")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "compile_library", compile_slowly)
+    compiler = find_compiler()
+    assert compiler is not None
+    with ThreadPoolExecutor() as both:  # each with a lock of its own, as two processes have
+        first = both.submit(build.built, compiler)
+        assert begun.wait(PATIENCE)
+        second = both.submit(build.built, compiler)
+        assert first.result() == second.result()
+    assert len(compiled) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -114,13 +114,11 @@ def _binder(kernel: Any, target: int) -> Any:
 def launched(machine: Machine, target: int, kernel: Any, args: Any, grid: Any, kwargs: dict[str, Any]) -> str:
     """One launch; returns Triton's key of its kernel. Raises Mistake for what the launcher or CUDA would
     refuse or misread."""
-    from triton.runtime.jit import compute_cache_key
-
     name = kernel.__name__
     backend, bind = _binder(kernel, target)
     named = {**kwargs, "debug": False, "instrumentation_mode": ""}
     bound, specialization, options = bind(*args, **named)
-    packed = kernel._pack_args(backend, named, bound, specialization, options)
+    key = _key(kernel, backend, named, bound, specialization, options)
     for parameter, value in bound.items():
         if isinstance(value, PaperTensor):
             _check_pointer(f"{name}: {parameter}", value)
@@ -147,10 +145,25 @@ def launched(machine: Machine, target: int, kernel: Any, args: Any, grid: Any, k
     machine.launches[name] += 1
     if name == "greatest_kernel":
         machine.greatest = bound
-    key = compute_cache_key({}, specialization, options)
     machine.compiled.add((name, key))
-    machine.sources.setdefault((name, key), (kernel, *packed))
     return key
+
+
+def _key(
+    kernel: Any, backend: Any, named: dict[str, Any], bound: Any, specialization: Any, options: Any
+) -> str:
+    """Triton's key of a kernel, made once for launches that differ in nothing that Triton looks at. Raises
+    KeyError for an option that it does not know."""
+    from triton.runtime.jit import compute_cache_key
+
+    launch = kernel, tuple(specialization), str(options), tuple(named)
+    if launch not in _KEYS:
+        kernel._pack_args(backend, named, bound, specialization, options)
+        _KEYS[launch] = compute_cache_key({}, specialization, options)
+    return _KEYS[launch]
+
+
+_KEYS: dict[Any, str] = {}
 
 
 def _check_pointer(what: str, tensor: PaperTensor) -> None:

@@ -16,12 +16,14 @@ they run when they are waited for, or as soon as their dependencies are done.
 
 import sys
 import threading
+from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +79,8 @@ class Stream:
             where, job = self.jobs[self.done]
             self.running = True
             try:
-                job()
+                with torch._C._DisableTorchDispatch():  # jobs are of the host's tensors only
+                    job()
             except Exception as error:
                 error.add_note(f"launched at {where}")
                 raise
@@ -209,9 +212,8 @@ class Machine:
         self.launches: Counter[str] = Counter()
         self.bound: Counter[str] = Counter()  # of `launches`, those that went past Triton
         self.compiled: set[tuple[str, str]] = set()
-        self.sources: dict[tuple[str, str], tuple[Any, ...]] = {}  # what Triton would compile for them
         self.greatest: dict[str, Any] = {}  # the arguments of the last launch of `greatest_kernel`
-        self.pinned: list[tuple[int, int]] = []  # addresses, from and to
+        self.pinned: list[tuple[int, int]] = []  # addresses, from and to, in order
         self.captures: list[int] = []
         self.over = False
         self.recording: Recording | None = None
@@ -340,14 +342,15 @@ class Machine:
     def pin(self, size: int) -> torch.Tensor:
         """Host memory that the device reads directly. It stays, because its last reader is unknown."""
         memory = _aligned(max(size, 1))
-        self.pinned.append((memory.data_ptr(), memory.data_ptr() + memory.numel()))
+        insort(self.pinned, (memory.data_ptr(), memory.data_ptr() + memory.numel()))
         self._kept.append(memory)
         return memory[:size]
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether a host tensor is in such memory."""
         at = tensor.data_ptr()
-        return any(first <= at < last for first, last in self.pinned)
+        before = bisect_right(self.pinned, at, key=itemgetter(0))
+        return before > 0 and at < self.pinned[before - 1][1]
 
     # Graphs
 

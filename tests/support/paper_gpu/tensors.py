@@ -120,6 +120,11 @@ class OnPaper(TorchDispatchMode):
         super().__init__()
         self._machine = machine
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and the guard costs as much as an operator."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatch(self._machine, func, args, kwargs or {})
 
@@ -237,8 +242,9 @@ def _launched(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) ->
         if not func._schema.returns:  # as of torch._foreach_copy_
             return None
         return changed[0] if len(changed) == 1 else tuple(changed)
-    shapes = func(*_meta(args), **_meta({**where, "device": META} if "device" in where else where))
-    results = mapped(shapes, lambda meta: empty(machine, meta.shape, meta.stride(), meta.dtype))
+    results = mapped(
+        _shapes(func, args, where), lambda meta: empty(machine, meta.shape, meta.stride(), meta.dtype)
+    )
     if func in (aten.empty.memory_format, aten.empty_strided.default, aten.new_empty.default):
         return results
     if func is aten.empty_like.default:
@@ -261,6 +267,30 @@ def _as_given(value: Any) -> Any:
 
 def _in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
     func(*args, **kwargs)
+
+
+def _shapes(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """What the operator returns, on torch's `meta`: asked once for each form of its arguments."""
+    key = func, _form(args), _form(kwargs)
+    if key not in _SHAPES:
+        _SHAPES[key] = func(
+            *_meta(args), **_meta({**kwargs, "device": META} if "device" in kwargs else kwargs)
+        )
+    return _SHAPES[key]
+
+
+_SHAPES: dict[Any, Any] = {}
+
+
+def _form(value: Any) -> Any:
+    """What a result's shape and dtype depend on, as a key. 1, 1.0 and True are three forms."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, dict):
+        return tuple((name, _form(own)) for name, own in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(_form, value))
+    return None if isinstance(value, torch.Generator) else (type(value), value)
 
 
 def _meta(values: Any) -> Any:
