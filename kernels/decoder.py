@@ -3,9 +3,9 @@
 The backend takes the weights over and packs them in its own layout. The caller's tensors may be freed.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -15,8 +15,13 @@ from personae.kernels.quantized import QuantizedWeight
 from personae.kernels.registry import optional
 from personae.kernels.sgmv import RankTable, WorkList
 
+if TYPE_CHECKING:
+    from personae.kernels.moe import Routing
+
 Weight = Tensor | QuantizedWeight
 """The weight of a linear module: [outputs, inputs]."""
+MODULES = ("q", "k", "v", "o", "gate", "up", "down")
+"""The modules of a layer that adapters may change in a forward pass in one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,28 +33,52 @@ class LinearWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class MlpWeights:
+    """down(silu(gate x) * up x). gate_up: gate, up merged."""
+
+    gate_up: LinearWeights
+    down: LinearWeights
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsWeights:
+    """Experts, of which each token uses some, as `routing` says. `router`: weight [experts, hidden]. `mlps`:
+    the experts, of one shape and format, without biases. `correction`: [experts] float32, the bias of the
+    choice, None for none. `shared_gate`: weight [1, hidden] of what weighs the layer's MLP, by a sigmoid;
+    None if nothing does."""
+
+    router: LinearWeights
+    mlps: tuple[MlpWeights, ...]
+    routing: "Routing"
+    correction: Tensor | None
+    shared_gate: LinearWeights | None
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Norms are float32. qkv: q, k, v merged; gate_up: gate, up merged. `window`: None for full
-    attention. `rope`: cos and sin, each [positions, pairs] float32; None if nothing is rotated."""
+    """One layer. Norms are float32. qkv: q, k, v merged. `qk_norms`: over each head, or over all. `mlp`: of
+    all tokens, None if there are only experts. `window`: None for full attention. `rope`: cos and sin, each
+    [positions, pairs] float32; None if nothing is rotated."""
 
     attention_norm: Tensor
     qkv: LinearWeights
     qk_norms: tuple[Tensor, Tensor] | None
     o: LinearWeights
     mlp_norm: Tensor
-    gate_up: LinearWeights
-    down: LinearWeights
+    mlp: MlpWeights | None
+    experts: ExpertsWeights | None
     window: int | None
     rope: tuple[Tensor, Tensor] | None
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """The weights of a decoder, see `engine/models/decoder.py`. `rank`: that of several that share each
-    layer, whose parts of it these are."""
+    """The weights of a decoder, see `engine/models/decoder.py`. `layers` may make each layer's weights
+    anew whenever it is iterated over. `rank`: that of several that share each layer, whose parts of it these
+    are."""
 
     embedding: Tensor
-    layers: tuple[LayerWeights, ...]
+    layers: Iterable[LayerWeights]
     norm: Tensor
     output: Weight
     heads: int
@@ -71,7 +100,8 @@ class LoraStack:
 
 @dataclass(frozen=True, slots=True)
 class LoraStep:
-    """The adapters of one step. stacks: by module, "q", "k", "v", "o", "gate", "up" and "down"."""
+    """The adapters of one step, which change `MODULES`. stacks: by module, without those that the model does
+    not have."""
 
     stacks: Mapping[str, LoraStack]
     work: WorkList
@@ -126,12 +156,13 @@ class PackedLinear(Protocol):
         """The weight as it was given, [outputs, inputs]: a copy, in bfloat16 if it was quantized."""
 
 
+LayerPacked = Callable[[int, tuple[PackedLinear, ...]], None]
+"""Gets a layer's number and its linear modules, as soon as they are packed, for running the layers one by
+one: qkv, o; the router, each expert's gate_up, each expert's down; gate_up, down; the shared gate."""
+
+
 class FusedDecoder(Protocol):
     """The weights that a backend has taken over. One thread at a time uses it."""
-
-    @property
-    def linears(self) -> tuple[tuple[PackedLinear, PackedLinear, PackedLinear, PackedLinear], ...]:
-        """Each layer's qkv, o, gate_up and down, for running the layers one by one."""
 
     @property
     def output(self) -> PackedLinear:
@@ -176,11 +207,11 @@ def packed_layout(weights: DecoderWeights) -> PackedLayout | None:
     return layout
 
 
-def fuse(weights: DecoderWeights, place: PackedPlace | None = None) -> FusedDecoder | None:
+def fuse(weights: DecoderWeights, place: PackedPlace | None, packed: LayerPacked) -> FusedDecoder | None:
     """Hands the weights to the backend of their device. None, with nothing changed, if it does not support
     the shape or dtype. `place`: where they are packed, or were; None for memory of the backend's own."""
     backend = optional("fuse", weights.embedding.device, weights.embedding.dtype)
-    fused: FusedDecoder | None = None if backend is None else backend(weights, place)
+    fused: FusedDecoder | None = None if backend is None else backend(weights, place, packed)
     return fused
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from personae.errors import AdapterError, Overloaded
-from personae.kernels.decoder import LoraStack
+from personae.kernels.decoder import MODULES, LoraStack
 from personae.kernels.memory import Memory, memory_of
 from personae.kernels.sgmv import RANK_PAGE, RankTable, WeightPool, sgmv_calls
 from personae.kernels.upload import upload
@@ -77,6 +77,7 @@ class LoraPool:
             )
             for module, site in shapes.sites.items()
         }
+        self._no_others = shapes.sites.keys() <= set(MODULES)
         self.experts = max((site.experts for site in shapes.sites.values()), default=1)
         self.stacks = {
             module: LoraStack(a.layers(), b.layers(), self._tables[module])
@@ -155,6 +156,14 @@ class LoraPool:
         """Whether an adapter in these slots changes experts."""
         own = [resident for resident in self._residents.values() if resident.slot in slots]
         return any(self.shapes.sites[module].experts > 1 for resident in own for module in resident.pages)
+
+    def change_others(self, slots: Collection[int]) -> bool:
+        """Whether an adapter in these slots changes other modules than those of a forward pass in one
+        call."""
+        if self._no_others:
+            return False
+        own = [resident for resident in self._residents.values() if resident.slot in slots]
+        return any(module not in MODULES for resident in own for module in resident.pages)
 
     def short_of(self, adapter: Adapter) -> int:
         """The bytes that an adapter needs so that nothing is evicted; 0 if it is in the pool, or if nothing

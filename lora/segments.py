@@ -164,5 +164,7 @@ class LoraBatch:
         return self._work if complete else None
 
     def fused(self) -> LoraStep | None:
-        """See LoraContext. None if `work` is None."""
-        return LoraStep(self._pool.stacks, self._work) if self.work is not None else None
+        """See LoraContext. None if `work` is None, or an adapter changes other modules than `MODULES`."""
+        if self.work is None or self._pool.change_others(self.work.adapter.tolist()):
+            return None
+        return LoraStep(self._pool.stacks, self.work)

@@ -64,9 +64,10 @@ class Linear:
         """Packs the weight for this machine. Call it once, after loading."""
         self._use(self.method.finish(self.bias))
 
-    def hand_over(self, packed: PackedLinear) -> None:
-        """From now on `packed`, made from these tensors, does the work. The plain weight is freed."""
-        self._use(Backend(packed))
+    def hand_over(self, packed: Iterator[PackedLinear]) -> None:
+        """From now on the next of `packed`, made from these tensors, does the work. The plain weight is
+        freed."""
+        self._use(Backend(next(packed)))
 
     def _use(self, product: Product) -> None:
         self._product = product

@@ -14,7 +14,7 @@ from personae.engine.layers.linear import Linear
 from personae.engine.layers.norm import Norm
 from personae.engine.layers.step import ForwardContext
 from personae.kernels.activation import gelu_and_mul, silu_and_mul, swiglu_clamped
-from personae.kernels.decoder import Weight
+from personae.kernels.decoder import MlpWeights, Weight
 from personae.lora.shards import INPUTS, OUTPUTS, Shard, joined
 from personae.lora.sites import LoraSite
 
@@ -78,6 +78,11 @@ class MlpSpec:
     def discrete(self) -> bool:
         """See BlockSpec."""
         return False
+
+    @property
+    def plain(self) -> bool:
+        """Whether it has none of the rarer parts, so that a whole decoder in one call can have it."""
+        return self.gated and self.activation == "silu" and self.scales == (1.0, 1.0) and not self.sparsity
 
     @property
     def modules(self) -> tuple[tuple[str, ...], str]:
@@ -176,6 +181,11 @@ class MLP:
             wide[:, : self.spec.size] = F.relu(gate - (mean + self._deviations * variance.sqrt()))
         y = step.linear(self.down, self.layer, f"{key}down", self._gate(wide))
         return y if of_result == 1.0 else y * of_result
+
+    @property
+    def weights(self) -> MlpWeights:
+        """Its weights, for a whole decoder in one call."""
+        return MlpWeights(self.gate_up.weights, self.down.weights)
 
     def tensors(self) -> Iterator[tuple[str, Weight]]:
         """See Block."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from personae.engine.parallel.expert_placement import (
 from personae.engine.quantization.base import Backend, LinearMethod, Product, StoredParts, load
 from personae.engine.quantization.unquantized import BatchInvariant, Unquantized
 from personae.kernels import reference
-from personae.kernels.decoder import PackedLinear, Weight
+from personae.kernels.decoder import ExpertsWeights, LinearWeights, MlpWeights, PackedLinear, Weight
 from personae.kernels.moe import Routing, combine, expert_linear, grouped_linear, route, route_scored
 from personae.kernels.quantized import QuantizedWeight
 from personae.lora.shards import INPUTS, OUTPUTS, Shard
@@ -292,6 +292,17 @@ class ExpertLinear(Linear):
         if any(product is not part for product, part in zip(self._experts, parts, strict=True)):
             del self.method
 
+    @property
+    def experts(self) -> list[LinearWeights]:
+        """Each expert's weight. Only before packed forms replace them."""
+        return [LinearWeights(weight, None) for weight in self.method.weight.split(self._width)]
+
+    def hand_over(self, packed: Iterator[PackedLinear]) -> None:
+        """See Linear: as many as there are experts."""
+        self._packed = list(islice(packed, len(self.experts)))
+        self._experts = [Backend(one) for one in self._packed]
+        del self.method
+
     def plain(self) -> Tensor:
         """See Linear."""
         return torch.cat([expert.plain() for expert in self._experts])
@@ -509,6 +520,30 @@ class MoE:
     def capturable(self) -> bool:
         """See Block."""
         return self.gate_up.capturable and self.down.capturable
+
+    @property
+    def plain(self) -> bool:
+        """Whether it has none of the rarer parts, so that a whole decoder in one call can have it."""
+        spec = self.spec
+        rare = spec.bias or spec.weighs_input or not spec.gated or spec.activation != "silu"
+        scaled = (
+            spec.router_inputs is not None or self._router_norm is not None or spec.expert_scale is not None
+        )
+        divided = self.slots is not None or self._comm.size > 1
+        shared = spec.shared is None or (spec.shared.plain and not spec.shared.bias)
+        return not (rare or scaled or divided) and shared
+
+    @property
+    def weights(self) -> ExpertsWeights:
+        """Its weights without those of the shared MLP, if it is plain."""
+        pairs = zip(self.gate_up.experts, self.down.experts, strict=True)
+        return ExpertsWeights(
+            self.router.weights,
+            tuple(MlpWeights(gate_up, down) for gate_up, down in pairs),
+            self.spec.routing,
+            self.correction,
+            None if self.shared_gate is None else self.shared_gate.weights,
+        )
 
     def tensors(self) -> Iterator[tuple[str, Weight]]:
         """See Block."""

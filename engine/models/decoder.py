@@ -47,6 +47,7 @@ from personae.kernels.decoder import (
     LayerWeights,
     LoraStep,
     PackedLayout,
+    PackedLinear,
     PackedPlace,
     Tapped,
     Weight,
@@ -215,7 +216,7 @@ class Layer:
         attention, mlp, norms = self.attention, self.mlp, _weights_of(self.pre_norms)
         if (
             not isinstance(attention, Attention)
-            or not isinstance(mlp, MLP)
+            or not isinstance(mlp, MLP | MoE)
             or norms is None
             or self.post_norms is not None
             or self.parallel
@@ -223,22 +224,35 @@ class Layer:
             or self.scalar is not None
             or self.scale != 1.0
             or not attention.spec.plain
-            or not mlp.spec.gated
-            or mlp.spec.activation != "silu"
-            or mlp.spec.scales != (1.0, 1.0)
+            or not (mlp.plain if isinstance(mlp, MoE) else mlp.spec.plain)
         ):
             return None
+        experts, dense = (mlp, mlp.shared) if isinstance(mlp, MoE) else (None, mlp)
         return LayerWeights(
             norms[0],
             attention.qkv.weights,
             _weights_of(attention.qk_norms),
             attention.o.weights,
             norms[1],
-            mlp.gate_up.weights,
-            mlp.down.weights,
+            None if dense is None else dense.weights,
+            None if experts is None else experts.weights,
             attention.spec.window,
             attention.rope,
         )
+
+
+class _EachLayer:
+    """The weights of the layers, each made when it is asked for: once a backend has packed a layer, its plain
+    weights are freed before the next one's are packed."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self._layers = layers
+
+    def __iter__(self) -> Iterator[LayerWeights]:
+        for layer in self._layers:
+            weights = layer.weights()
+            assert weights is not None
+            yield weights
 
 
 def _weights_of(norms: tuple[Norm, Norm] | None) -> tuple[Tensor, Tensor] | None:
@@ -658,15 +672,18 @@ class Decoder:
             for linear in self._linears():
                 linear.method.loaded()
         weights = self._weights()
-        self._fused = None if weights is None else fuse(weights, place)
+
+        def hand_over(number: int, packed: tuple[PackedLinear, ...]) -> None:
+            own = iter(packed)
+            for linear in self.layers[number].linears():
+                linear.hand_over(own)
+
+        self._fused = None if weights is None else fuse(weights, place, hand_over)
         if self._fused is None:
             for linear in self._linears():
                 linear.pack()
             return
-        for layer, packed in zip(self.layers, self._fused.linears, strict=True):
-            for linear, own in zip(layer.linears(), packed, strict=True):
-                linear.hand_over(own)
-        self.output.hand_over(self._fused.output)
+        self.output.hand_over(iter((self._fused.output,)))
 
     def _linears(self) -> Iterator[Linear]:
         for layer in self.layers:
@@ -685,18 +702,17 @@ class Decoder:
         if comm.stages > 1 or (comm.size > 1 and comm.sums is None) or comm.data_parallel:
             return None
         config, layers = self.config, [layer.weights() for layer in self.layers]
-        known = [layer for layer in layers if layer is not None]
         shapes = {*self._attending.values()}
-        sizes = {layer.down.weight.shape for layer in known}
+        sizes = {layer.mlp.down.weight.shape for layer in layers if layer and layer.mlp and not layer.experts}
         scaled = {config.embedding_scale, config.logits_scale} != {1.0}
         other = config.norm != "rms" or config.output_bias or config.logits_softcap is not None
-        if len(known) < len(layers) or len(shapes) != 1 or len(sizes) != 1 or scaled or other:
+        if None in layers or len(shapes) != 1 or len(sizes) > 1 or scaled or other:
             return None
         assert isinstance(self.norm, RMSNorm)
         heads, spec = shapes.pop()
         return DecoderWeights(
             self.embedding,
-            tuple(known),
+            _EachLayer(self.layers),
             self.norm.weight,
             self.output.weights.weight,
             heads,

@@ -1,25 +1,33 @@
 // What a decoder is made of and what a step gives it, as `fused.py` fills them in; and the functions between products.
 #pragma once
+#include "experts.h"
 #include "lowrank.h"
 
 namespace {
 
 struct DecoderLayer {
-    const Packed *qkv, *o, *gate_up, *down;
+    const Packed *qkv, *o, *gate_up, *down;  // the last two are null where there are only experts
     const float *attention_norm, *mlp_norm;
     const float *qkv_bias, *o_bias, *gate_up_bias, *down_bias;  // null: none
-    const float *q_norm, *k_norm;                               // over a head; null: none
+    const float *q_norm, *k_norm;                               // null: none
     const float *cos, *sin;                                     // [positions][turned / 2]; null: no rotation
     int64_t window;                                             // 0: none
+    int64_t whole_norms;                                        // those of q and k are over all heads, not each
+    // A mixture of experts; gate_up and down are then an MLP that all tokens use too. router null: there is none.
+    const Packed *router, *shared_gate;  // shared_gate: [1][hidden], what weighs that MLP by a sigmoid; null: nothing
+    const Packed *const *experts_gate_up, *const *experts_down;
+    const float* correction;  // [experts], of the choice; null: none
 };
 
 struct DecoderShape {
-    int64_t layers, hidden, heads, kv_heads, dim, turned, inner, vocab;  // turned: dimensions that are rotated
+    int64_t layers, hidden, heads, kv_heads, dim, turned, inner, vocab;  // turned: dimensions that are rotated; inner: at most
     float eps, scale;
     const bf16* embedding;
     const float* norm;
     const Packed* output;
     int64_t rank;  // among those that share its layers: each has a team of its own
+    Routing routing;         // experts: 0 if no layer has any
+    int64_t experts_inner;
 };
 
 struct DecoderBatch {

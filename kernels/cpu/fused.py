@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import POINTER, byref, c_float, c_int, c_int64, c_void_p
 from functools import partial
+from itertools import islice
 from typing import cast
 
 import torch
@@ -13,7 +14,9 @@ from torch.nn import functional
 
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.decoder import (
+    MODULES,
     DecoderWeights,
+    LayerPacked,
     LayerWeights,
     LinearWeights,
     LoraStep,
@@ -24,13 +27,13 @@ from personae.kernels.decoder import (
     Tapped,
     Weight,
 )
+from personae.kernels.moe import Routing
 
 # Formats of GGUF, in the order of formats.h.
 BLOCKS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q5_0", "Q5_1", "Q5_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 KINDS = {kind: 1 + place for place, kind in enumerate(("int8", "int4", *BLOCKS))}  # as formats.h numbers them
 LINE = 64  # bytes; packed weights begin at multiples of it
 HALVES = 3  # of Instructions (instructions.h): those that have a layout of their own
-MODULES = ("q", "k", "v", "o", "gate", "up", "down")
 MAX_GROUP = 32  # query heads that share a key/value head
 MOST_IN_INT8 = 512  # numbers of a key that a cache in int8 can have; int8_rows.h has it too
 _CALLBACK, _CHECK = ctypes.CFUNCTYPE(None), ctypes.CFUNCTYPE(c_int)
@@ -50,7 +53,17 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *_pointers("qkv", "o", "gate_up", "down", "attention_norm", "mlp_norm"),
         *_pointers("qkv_bias", "o_bias", "gate_up_bias", "down_bias", "q_norm", "k_norm", "cos", "sin"),
-        *_sizes("window"),
+        *_sizes("window", "whole_norms"),
+        *_pointers("router", "shared_gate", "experts_gate_up", "experts_down", "correction"),
+    )
+
+
+class _Routing(ctypes.Structure):
+    _fields_ = (
+        *_sizes("experts", "top_k", "renormalize", "sigmoid", "groups", "kept"),
+        ("scale", c_float),
+        ("epsilon", c_float),
+        ("least", c_float),
     )
 
 
@@ -61,6 +74,8 @@ class _Shape(ctypes.Structure):
         ("scale", c_float),
         *_pointers("embedding", "norm", "output"),
         *_sizes("rank"),
+        ("routing", _Routing),
+        *_sizes("experts_inner"),
     )
 
 
@@ -126,9 +141,11 @@ class Fused:
         self.logits = library.personae_decoder_logits
         self.logits.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
 
-    def take(self, weights: DecoderWeights, place: PackedPlace | None = None) -> "CpuDecoder | None":
+    def take(
+        self, weights: DecoderWeights, place: PackedPlace | None, packed: LayerPacked
+    ) -> "CpuDecoder | None":
         """See `kernels.decoder.fuse`."""
-        return CpuDecoder(self, weights, place) if self._supports(weights) else None
+        return CpuDecoder(self, weights, place, packed) if self._supports(weights) else None
 
     def layout(self, weights: DecoderWeights) -> PackedLayout | None:
         """See `kernels.decoder.packed_layout`."""
@@ -146,10 +163,12 @@ class Fused:
 
     def _supports(self, weights: DecoderWeights) -> bool:
         """Bfloat16, and sizes that fill whole registers."""
-        hidden, inner = weights.embedding.shape[1], weights.layers[0].down.weight.shape[1]
+        hidden, experts = weights.embedding.shape[1], _experts_shapes(weights)
+        inner = (_inner(weights), *(shape[-1] for shape in experts))
         return (
             weights.embedding.dtype is torch.bfloat16
-            and not any(size % 32 for size in (hidden, inner, weights.head_dim, *_rotated(weights)))
+            and not any(size % 32 for size in (hidden, *inner, weights.head_dim, *_rotated(weights)))
+            and len(experts) <= 1
             and weights.head_dim <= MOST_IN_INT8
             and weights.heads // weights.kv_heads <= MAX_GROUP
             and all(isinstance(weight, Tensor) or weight.kind in KINDS for weight, _ in _weights(weights))
@@ -178,12 +197,39 @@ def _rotated(weights: DecoderWeights) -> set[int]:
     return {2 * layer.rope[0].shape[1] for layer in weights.layers if layer.rope} or {0}
 
 
+def _inner(weights: DecoderWeights) -> int:
+    """The width of the widest inner vectors, without those of experts."""
+    return max((layer.mlp.down.weight.shape[1] for layer in weights.layers if layer.mlp), default=0)
+
+
+def _experts_shapes(weights: DecoderWeights) -> set[tuple[Routing, int, int]]:
+    """Of the layers with experts: how they choose, how many experts they have, and the width of their inner
+    vectors."""
+    of = (layer.experts for layer in weights.layers)
+    return {(one.routing, len(one.mlps), one.mlps[0].down.weight.shape[1]) for one in of if one is not None}
+
+
 def _weights(decoder: DecoderWeights) -> Iterator[tuple[Weight, bool]]:
     """Of all linear modules, in the order in which they are packed, and whether they are two halves."""
     yield decoder.output, False
     for layer in decoder.layers:
-        for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
-            yield linear.weight, linear is layer.gate_up
+        for linear, paired in _modules(layer):
+            yield linear.weight, paired
+
+
+def _modules(layer: LayerWeights) -> Iterator[tuple[LinearWeights, bool]]:
+    """The linear modules of a layer, in the order of `LayerPacked`, and whether they are two halves."""
+    yield layer.qkv, False
+    yield layer.o, False
+    if layer.experts is not None:
+        yield layer.experts.router, False
+        yield from ((mlp.gate_up, True) for mlp in layer.experts.mlps)
+        yield from ((mlp.down, False) for mlp in layer.experts.mlps)
+    if layer.mlp is not None:
+        yield layer.mlp.gate_up, True
+        yield layer.mlp.down, False
+    if layer.experts is not None and layer.experts.shared_gate is not None:
+        yield layer.experts.shared_gate, False
 
 
 def _aligned(size: int) -> int:
@@ -258,31 +304,35 @@ class CpuLinear:
 class CpuDecoder:
     """See `kernels.decoder.FusedDecoder`."""
 
-    def __init__(self, calls: Fused, weights: DecoderWeights, place: PackedPlace | None = None) -> None:
+    def __init__(
+        self, calls: Fused, weights: DecoderWeights, place: PackedPlace | None, handed: LayerPacked
+    ) -> None:
         self._calls = calls
-        self._kept: list[Tensor | CpuLinear] = []
+        self._kept: list[Tensor | CpuLinear | ctypes.Array[c_void_p]] = []
         parts = None if place is None else _parts(place, calls.packed_bytes(weights))
 
         def packed(linear: LinearWeights, paired: bool = False) -> CpuLinear:
             return CpuLinear(calls, linear, None if parts is None else next(parts), paired=paired)
 
         self.output = packed(LinearWeights(weights.output, None))
-        self.linears = tuple(
-            (packed(layer.qkv), packed(layer.o), packed(layer.gate_up, True), packed(layer.down))
-            for layer in weights.layers
-        )
         self._hidden = weights.embedding.shape[1]
         self._vocab = weights.output.shape[0]
         self._logits = torch.empty(0, self._vocab)
-        layers = (_Layer * len(weights.layers))(*map(self._layer, weights.layers, self.linears))
+        turned, inner, experts = max(_rotated(weights)), _inner(weights), _experts_shapes(weights)
+        layers = []
+        for number, layer in enumerate(weights.layers):
+            linears = tuple(packed(*module) for module in _modules(layer))
+            self._kept += linears
+            layers.append(self._layer(layer, iter(linears), weights.head_dim))
+            handed(number, linears)
         shape = _Shape(
-            len(weights.layers),
+            len(layers),
             self._hidden,
             weights.heads,
             weights.kv_heads,
             weights.head_dim,
-            max(_rotated(weights)),
-            weights.layers[0].down.weight.shape[1],
+            turned,
+            inner,
             self._vocab,
             weights.eps,
             weights.head_dim**-0.5,
@@ -290,8 +340,10 @@ class CpuDecoder:
             self._keep(weights.norm.float()),
             self.output.handle,
             weights.rank,
+            *next(((_routing(*shape[:2]), shape[2]) for shape in experts), (_Routing(), 0)),
         )
-        self._handle = calls.make(byref(shape), layers, torch.get_num_threads())
+        array = (_Layer * len(layers))(*layers)
+        self._handle = calls.make(byref(shape), array, torch.get_num_threads())
         weakref.finalize(self, calls.free, self._handle)
 
     def _keep(self, tensor: Tensor) -> int:
@@ -300,16 +352,36 @@ class CpuDecoder:
         self._kept.append(tensor)
         return tensor.data_ptr()
 
-    def _layer(self, layer: LayerWeights, linears: tuple[CpuLinear, ...]) -> _Layer:
-        norms = layer.qk_norms or (None, None)
+    def _keep_handles(self, linears: Iterator[CpuLinear]) -> int:
+        """The address of an array of the modules' handles."""
+        handles = [linear.handle for linear in linears]
+        array = (c_void_p * len(handles))(*handles)
+        self._kept.append(array)
+        return ctypes.addressof(array)
+
+    def _layer(self, layer: LayerWeights, linears: Iterator[CpuLinear], head_dim: int) -> _Layer:
+        """`linears`: as `_modules` has them."""
+        norms, experts = layer.qk_norms or (None, None), layer.experts
+        qkv, o, router, gate_ups, downs = next(linears), next(linears), None, None, None
+        if experts is not None:
+            router = next(linears)
+            gate_ups, downs = (self._keep_handles(islice(linears, len(experts.mlps))) for _ in range(2))
+        gate_up, down, shared_gate = (next(linears, None) for _ in range(3))
+        common = (qkv, o, gate_up, down)
         return _Layer(
-            *(linear.handle for linear in linears),
+            *(None if linear is None else linear.handle for linear in common),
             self._keep(layer.attention_norm.float()),
             self._keep(layer.mlp_norm.float()),
-            *(None if linear.bias is None else linear.bias.data_ptr() for linear in linears),
+            *(None if linear is None or linear.bias is None else linear.bias.data_ptr() for linear in common),
             *(None if norm is None else self._keep(norm.float()) for norm in norms),
             *(self._keep(table) for table in layer.rope) if layer.rope else (None, None),
             layer.window or 0,
+            norms[0] is not None and norms[0].shape[0] != head_dim,
+            None if router is None else router.handle,
+            None if shared_gate is None else shared_gate.handle,
+            gate_ups,
+            downs,
+            None if experts is None or experts.correction is None else self._keep(experts.correction),
         )
 
     def forward(
@@ -395,10 +467,26 @@ def _store_failure(failures: list[BaseException], work: Callable[[], None]) -> b
     return True
 
 
+def _routing(routing: Routing, experts: int) -> _Routing:
+    return _Routing(
+        experts,
+        routing.top_k,
+        routing.renormalize,
+        routing.score == "sigmoid",
+        routing.groups,
+        routing.kept,
+        routing.scale,
+        routing.epsilon,
+        routing.least,
+    )
+
+
 def _lora(lora: LoraStep) -> _Lora:
-    stacks = (lora.stacks[name] for name in MODULES)
+    stacks = map(lora.stacks.get, MODULES)
     modules = [
-        _Module(
+        _Module()
+        if stack is None
+        else _Module(
             stack.a.data_ptr(),
             stack.b.data_ptr(),
             stack.a.stride(0),

@@ -20,7 +20,7 @@ constexpr int64_t BAND = 32;   // rows per item of shrink; of tiles the 16 colum
 struct LoraModule {  // one of q, k, v, o, gate, up, down, in all layers
     const bf16 *a, *b;
     int64_t a_layer, b_layer;  // elements between layers
-    const int32_t *rank, *pages;
+    const int32_t *rank, *pages;  // rank null: the model has no such module
     int64_t max_pages, in, out;
 
     const bf16* page_of_b(int32_t page, int64_t layer) const { return b + layer * b_layer + page * RANKS * out; }
@@ -139,7 +139,7 @@ struct LoraPlan {
         const int64_t first = int64_t(pages[input].size());
         for (int module = FIRST_MODULE[input]; module < FIRST_MODULE[input + 1]; module++) {
             const LoraModule& m = lora.module[module];
-            const int64_t count = (m.rank[slot] + RANKS - 1) / RANKS, id = int64_t(updates.size());
+            const int64_t count = m.rank ? (m.rank[slot] + RANKS - 1) / RANKS : 0, id = int64_t(updates.size());
             if (!count) continue;
             updates.push_back({module, run.row, run.rows, count, size, m.pages + slot * m.max_pages});
             const Update& u = updates.back();

@@ -85,6 +85,37 @@ struct Rows {
                      aligned(memory.less, size / 32 * 3), blocks};
     }
 
+    // The rows from `row` on, of which there are no more than its sixteen has, if it is no multiple of 16.
+    Rows from(int64_t row) const {
+        const int64_t at = place(row, 0);
+        Rows found = *this;
+        found.tiles += at;
+        if (floats) found.floats += at;
+        if (halves) found.halves += at, found.sizes += at / 32;
+        if (whole.numbers) found.whole = whole.from(row);
+        return found;
+    }
+    // The same memory for rows that are not as wide.
+    Rows of_width(int64_t width) const {
+        Rows found = *this;
+        found.blocks = found.whole.blocks = (width + 31) / 32;
+        return found;
+    }
+    void copy(int64_t row, const Rows& other, int64_t of) const {
+        for (int64_t block = 0; block < blocks; block++) {
+            const int64_t to = place(row, block), at = other.place(of, block);
+            std::memcpy(tiles + to, other.tiles + at, 32 * sizeof(bf16));
+            if (floats) std::memcpy(floats + to, other.floats + at, 32 * sizeof(float));
+            if (halves) std::memcpy(halves + to, other.halves + at, 32 * sizeof(half)), sizes[to / 32] = other.sizes[at / 32];
+        }
+        if (!whole.numbers) return;
+        const WholeRows to = whole.from(row), at = other.whole.from(of);
+        std::memcpy(to.numbers, at.numbers, blocks * 32);
+        std::memcpy(to.scales, at.scales, blocks * sizeof(float));
+        std::memcpy(to.totals, at.totals, blocks * sizeof(float));
+        std::memcpy(to.less, at.less, blocks * 3 * sizeof(int32_t));
+    }
+
     bf16* at(int64_t row, int64_t block) const { return tiles + place(row, block); }
     const bf16* operand(int64_t row, int64_t block, bf16) const { return tiles + place(row, block); }
     const float* operand(int64_t row, int64_t block, float) const { return floats + place(row, block); }
@@ -137,6 +168,7 @@ struct Sums {
     float* at(int64_t row, int64_t output) const {
         return tiles + ((row / 16 * wide + output / 16) * 16 + row % 16) * 16;
     }
+    Sums from(int64_t row) const { return {at(row, 0), wide}; }  // as `Rows::from`
 };
 
 // Of a panel's product with a group, the tiles: two for the first 16 rows, two for the rest.

@@ -91,6 +91,9 @@ class Team {
         run.take_part(0);
     }
 
+    // For `work` to call: how many items a phase has that comes after its own.
+    void resize(int phase, int64_t size) { runs_[turn_.load() & 1].sizes[phase] = size; }
+
    private:
     struct alignas(64) Counter {
         std::atomic<int32_t> value{0};
