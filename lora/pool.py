@@ -157,13 +157,17 @@ class LoraPool:
         own = [resident for resident in self._residents.values() if resident.slot in slots]
         return any(self.shapes.sites[module].experts > 1 for resident in own for module in resident.pages)
 
-    def change_others(self, slots: Collection[int]) -> bool:
-        """Whether an adapter in these slots changes other modules than those of a forward pass in one
-        call."""
-        if self._no_others:
-            return False
+    def needing_layers(self, slots: Collection[int]) -> set[int]:
+        """Those of these slots whose adapters a forward pass in one call cannot apply: they have non-LoRA
+        deltas, or change other modules than it does."""
+        if self._no_others and not self.deltas:
+            return set()
         own = [resident for resident in self._residents.values() if resident.slot in slots]
-        return any(module not in MODULES for resident in own for module in resident.pages)
+        return {
+            resident.slot
+            for resident in own
+            if resident.slot in self.deltas or not set(resident.pages).issubset(MODULES)
+        }
 
     def short_of(self, adapter: Adapter) -> int:
         """The bytes that an adapter needs so that nothing is evicted; 0 if it is in the pool, or if nothing

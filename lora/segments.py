@@ -165,6 +165,6 @@ class LoraBatch:
 
     def fused(self) -> LoraStep | None:
         """See LoraContext. None if `work` is None, or an adapter changes other modules than `MODULES`."""
-        if self.work is None or self._pool.change_others(self.work.adapter.tolist()):
+        if self.work is None or self._pool.needing_layers(self.work.adapter.tolist()):
             return None
         return LoraStep(self._pool.stacks, self.work)

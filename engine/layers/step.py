@@ -15,7 +15,7 @@ from personae.lora.context import LoraContext
 
 @dataclass(frozen=True, slots=True)
 class StepPart:
-    """Some of a step's packed tokens, which stages compute at a time. `batch` and `lora` are those of the
+    """Some of a step's packed tokens, which are computed at a time. `batch` and `lora` are those of the
     part alone. A row may begin in one part and go on in the next."""
 
     tokens: slice

@@ -379,6 +379,11 @@ class Decoder:
         self.files: ModelFiles | None = None  # from which experts are read that come from other ranks
         self._fused: FusedDecoder | None = None
 
+    @property
+    def runs_in_one_call(self) -> bool:
+        """Whether all layers run in one call, unless an adapter needs them one by one."""
+        return self._fused is not None
+
     def forward(
         self,
         tokens: Tensor,
@@ -393,7 +398,7 @@ class Decoder:
         `forward_stage` instead, and ranks that have sequences of their own `forward_share`.
 
         tokens, positions: [T] int64 -> the residual stream [T, hidden_size], from which `logits` follow. It
-        is in the model's dtype, or float32 if all layers run in one call. This thread calls `overlap`; if all
+        is in the model's dtype, or float32 if it `runs_in_one_call`. This thread calls `overlap`; if all
         layers run in one call, other threads compute in parallel. `attend`: attention by
         layer, instead of `plan`.
         """
@@ -407,7 +412,8 @@ class Decoder:
             overlap()
         x = self._changed(self._embed(tokens), tokens, lora)
         per_layer = None if self.per_layer is None else self.per_layer(tokens, x)
-        return self._run_layers(x, positions, kv, batch, lora, attend, per_layer)
+        x = self._run_layers(x, positions, kv, batch, lora, attend, per_layer)
+        return x if self._fused is None else x.float()
 
     def forward_share(
         self,
@@ -584,7 +590,7 @@ class Decoder:
         A later stage has no logits: [S, 0]. `logit_mask`: see `FusedDecoder.logits`."""
         if self.comm.stage:
             return torch.empty(len(hidden), 0)
-        if self._fused is not None and hidden.dtype is torch.float32:
+        if self._fused is not None:
             if self.comm.size == 1:
                 logits = self._fused.logits(hidden, logit_mask)
             else:  # only the first rank has the mask

@@ -5,8 +5,9 @@ tokens of one adapter are neighbours, and one work list serves every layer. Stat
 indexed by slot, so a step of decode rows takes a handful of vector operations, whatever the number of rows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from operator import attrgetter
 
 import numpy as np
@@ -141,6 +142,8 @@ class Runner(DeviceAdapters):
                 packed,
                 self.model.forward_share(tokens, packed.positions, kv, packed.attention, packed.lora, share),
             )
+        if packed.parts:
+            return HiddenStates(packed, self._forward_parts(packed, tokens, overlap))
         hidden = self._run_graph(packed, tokens)
         if hidden is None:
             hidden = self.model.forward(
@@ -149,6 +152,17 @@ class Runner(DeviceAdapters):
         elif overlap is not None:
             overlap()
         return HiddenStates(packed, hidden)
+
+    def _forward_parts(
+        self, packed: PackedStep, tokens: torch.Tensor, overlap: Callable[[], None] | None
+    ) -> torch.Tensor:
+        """The parts of a step, one after the other."""
+        states = []
+        for part in packed.parts:
+            own, there = tokens[part.tokens], packed.positions[part.tokens]
+            states.append(self.model.forward(own, there, self.kv, part.batch, part.lora, overlap))
+            overlap = None
+        return torch.cat(states)
 
     def logits(self, hidden: HiddenStates, logit_mask: torch.Tensor | None = None) -> Forward:
         """See Worker."""
@@ -219,7 +233,8 @@ class Runner(DeviceAdapters):
     def pack(self, rows: tuple[Row, ...], known: KnownTokens) -> PackedStep:
         """Lay the tokens of at least one row out one after the other, grouped by adapter, base rows last. The
         rows of each rank are together, if each has sequences of its own."""
-        order = self._grouped_by_adapter(rows)
+        apart = self._needing_layers(rows)
+        order = self._grouped_by_adapter(rows, apart)
         ordered, size = list(map(rows.__getitem__, order)), len(rows)
         slots = np.fromiter(map(_slot, ordered), np.int64, size)
         starts = np.fromiter(map(_start, ordered), np.int64, size)
@@ -275,7 +290,9 @@ class Runner(DeviceAdapters):
             offsets=offsets.tolist(),
             order=order,
             drafts=drafts,
-            parts=self._parts(slots, starts, counts, write_index) if self._stages > 1 else (),
+            parts=self._parts(slots, starts, counts, write_index, len(apart))
+            if apart or self._stages > 1
+            else (),
             share=None if self._region is None else self._share(slots, starts, counts, write_index),
         )
 
@@ -292,15 +309,30 @@ class Runner(DeviceAdapters):
         rows = slots[own], starts[own], counts[own]
         return RankShare(tokens, StepPart(there, self._attention(*rows, places[there]), self._lora(*rows)))
 
-    def _parts(self, slots: Ints, starts: Ints, counts: Ints, places: Ints) -> tuple[StepPart, ...]:
-        """The parts in which the step goes through the stages, so that they compute at the same time; none if
-        the step is so small that reading the weights for each part would cost more."""
+    def _needing_layers(self, rows: tuple[Row, ...]) -> set[int]:
+        """The sequences' slots in these rows whose adapters need the layers one by one, if the other rows run
+        in one call. Those other rows have the same bits as without them."""
+        if not self._adapter_slot or not self.model.runs_in_one_call:
+            return set()
+        adapters = {row.slot: self._adapter_slot.get(row.slot) for row in rows}
+        apart = self.adapters.needing_layers({slot for slot in adapters.values() if slot is not None})
+        return {slot for slot, adapter in adapters.items() if adapter in apart} if apart else apart
+
+    def _parts(
+        self, slots: Ints, starts: Ints, counts: Ints, places: Ints, apart: int
+    ) -> tuple[StepPart, ...]:
+        """The parts of a step that are computed one after the other; none if it is one. The first `apart`
+        rows need the layers one by one, the others run in one call. Stages compute at the same time; a step
+        so small that reading the weights for each part would cost more has no parts there."""
         ends = np.cumsum(counts)
         begins, total = ends - counts, int(ends[-1])
-        number = min(PARTS * self._stages, total // PART_TOKENS)
+        if apart:
+            bounds = [0, int(ends[apart - 1]), total] if apart < len(ends) else []
+        else:
+            number = min(PARTS * self._stages, total // PART_TOKENS)
+            bounds = [part * total // number for part in range(number + 1)] if number > 1 else []
         parts = []
-        for part in range(number if number > 1 else 0):
-            first, stop = part * total // number, (part + 1) * total // number
+        for first, stop in pairwise(bounds):
             low, high = np.maximum(begins, first), np.minimum(ends, stop)
             own = low < high
             rows = slots[own], (starts + low - begins)[own], (high - low)[own]
@@ -326,9 +358,12 @@ class Runner(DeviceAdapters):
             host=(row_starts, lengths),
         )
 
-    def _grouped_by_adapter(self, rows: tuple[Row, ...]) -> list[int]:
+    def _grouped_by_adapter(self, rows: tuple[Row, ...], apart: Collection[int]) -> list[int]:
+        """The order in which rows are packed. Those of the slots `apart` come first."""
         base = self.adapters.max_adapters  # higher than every slot, so that base rows come last
         keys = [self._adapter_slot.get(row.slot, base) for row in rows]
+        if apart:
+            keys = [key - base if row.slot in apart else key for row, key in zip(rows, keys, strict=True)]
         if self._region is not None:
             regions = self._tables.regions
             keys = [int(regions[row.slot]) * (base + 1) + key for row, key in zip(rows, keys, strict=True)]

@@ -35,8 +35,8 @@ class PackedStep:
     `sampled` [S] int64 has the packed positions whose logits choose a token. `sampled_rows` and
     `sampled_slots` are the plan's row indices and slots of these, and `sampled_ends` are the positions of the
     chosen tokens. After the S positions, `sampled` has those of the drafts. `drafts` maps an index among the
-    S to its drafts, and to where their logits begin among the logits of drafts. `parts`: what the stages of a
-    pipeline compute at a time; empty if that is the whole step. `share`: this rank's rows, if each rank has
+    S to its drafts, and to where their logits begin among the logits of drafts. `parts`: what is computed
+    at a time; empty if that is the whole step. `share`: this rank's rows, if each rank has
     sequences of its own; the rows of a rank are neighbours, and `attention` is of no use then.
     """
 

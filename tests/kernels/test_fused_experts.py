@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from engine_harness import EngineHarness
 from family_models import make_family_folder
 from hf import hf_logits, hf_model
 from paged import PagedSequences, layer_by_layer
@@ -153,3 +154,27 @@ def test_packed_experts_are_kept_for_the_next_start(tmp_path: Path, monkeypatch:
 def test_experts_with_biases_or_weighed_inputs_run_layer_by_layer(family: str, tmp_path: Path) -> None:
     folder = make_family_folder(tmp_path / family, family)
     assert load_model(folder, device=CPU, dtype="bfloat16")._fused is None
+
+
+def test_an_adapter_on_experts_changes_no_bit_of_other_rows(tmp_path: Path) -> None:
+    folder = model_folder("qwen3_moe", torch_dtype="bfloat16")
+    experts = {"targets": ["q_proj"], "target_parameters": ["experts.down_proj"]}
+    adapters = {
+        "experts": make_adapter_folder(tmp_path / "experts", folder, rank=5, scale=0.3, **experts),
+        "attention": make_adapter_folder(tmp_path / "attention", folder, rank=5, targets=ATTENTION),
+    }
+
+    def answers(*asked: tuple[str, str | None, list[int]]) -> dict[str, Any]:
+        harness = EngineHarness(folder, adapters, dtype="bfloat16", max_batch_tokens=48)
+        logs = [
+            harness.log(id, prompt, adapter, max_tokens=12, logprobs=2, temperature=0.8, seed=len(id))
+            for id, adapter, prompt in asked
+        ]
+        return {id: (one.tokens, one.logprobs) for id, one in harness.play(logs).items()}
+
+    rows = [("base", None, PROMPTS[0]), ("on attention", "attention", PROMPTS[1])]
+    together = answers(*rows, ("on experts", "experts", PROMPTS[2]))
+    for row in rows:
+        assert answers(row) == {row[0]: together[row[0]]}
+    assert answers(("on experts", "experts", PROMPTS[2]))["on experts"][0] == together["on experts"][0]
+    assert answers(("base", None, PROMPTS[2]))["base"] != together["on experts"]
