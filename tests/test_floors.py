@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = {
     "api": {"api", "actors", "engine", "lora", "grammar", "kernels"},
     "integrations": {"integrations", "api"},
-    "evals": {"evals", "api", "actors", "engine", "lora", "grammar", "kernels"},
+    "evals": {"evals", "integrations", "api", "actors", "engine", "lora", "grammar", "kernels"},
     "actors": {"actors", "engine", "lora", "grammar", "kernels"},
     "engine": {"engine", "lora", "grammar", "kernels"},
     "lora": {"lora", "kernels"},
