@@ -10,17 +10,17 @@ import msgspec
 from personae.actors.client import ModelCard
 from personae.api.adapters.combined import combined
 from personae.api.adapters.defaults import NO_DEFAULTS, RequestDefaults, decode_defaults
+from personae.api.adapters.on_request import fetch_requested
+from personae.api.base_models.served import answered_by
 from personae.api.exchange import Exchange
 from personae.api.family import Family
 from personae.api.sessions.store import session_key
 from personae.api.wire.schema import Sampling
 from personae.errors import ModelLoadError, NotFound, RequestError
 from personae.grammar.fuzzy_match import nearest
-from personae.lora.mix_id import parts_of
 
 if TYPE_CHECKING:
     from personae.api.adapters.records import AdapterRecord
-    from personae.api.adapters.registry import Registry
 
 ADAPTER = "x-personae-adapter"
 """The header with the exact version of the adapter that answers, as `poet@2`."""
@@ -36,15 +36,13 @@ async def answering(exchange: Exchange, name: str | None) -> Exchange:
     default. Waits until that base's engine has started for the first time. A source is fetched, if the tenant
     may do that. Raises Overloaded, and what `fetch_requested` does."""
     if name is not None and "://" in name:
-        from personae.api.adapters.on_request import fetch_requested  # it admits a chat, to check defaults
-
         await fetch_requested(exchange, name)
     bases = exchange.services.base_models
     if bases is None:
         return exchange
     named = name if name is not None else exchange.settings.default_model
     base = bases.first if named is None else bases.base_of(exchange.caller.tenant, named)
-    return await bases.answered_by(exchange, base)
+    return await answered_by(exchange, base)
 
 
 def known_models(exchange: Exchange) -> list[ModelCard]:
@@ -160,10 +158,3 @@ def _variant(exchange: Exchange, tools: str | None, reasoning: str | None, templ
     except ModelLoadError as error:
         raise RequestError(error.message, param="tool_format" if tools else "reasoning_format") from None
     return family if template is None else family.with_template(template)
-
-
-async def bring(registry: "Registry | None", adapter: str | None) -> None:
-    """Have an adapter's files here, or those of a mix. Raises StorageFailed."""
-    if registry is not None and adapter is not None and registry.travels:
-        for digest, _ in parts_of(adapter) or [(adapter, 1.0)]:
-            await registry.bring(digest)

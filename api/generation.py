@@ -14,7 +14,6 @@ from msgspec import UNSET
 from starlette.types import Receive
 
 from personae.actors.client import ModelCard
-from personae.api.answering import bring
 from personae.api.choices import Choice, Part
 from personae.api.exchange import Exchange
 from personae.api.params import sibling
@@ -46,6 +45,7 @@ from personae.errors import (
 from personae.grammar.schema.document import PARAMS
 from personae.grammar.spec import GrammarSpec
 from personae.lora.activation import activation_start
+from personae.lora.mix_id import parts_of
 
 T = TypeVar("T")
 Sink = Callable[[Part], None]
@@ -343,7 +343,7 @@ class Job:
         what `run` raises before the first token."""
         self.exchange.services.meter.tokens(self.exchange.caller.identity, self.prompt_tokens, 0)
         try:
-            await bring(self.exchange.services.registry, self.logs[0].adapter)
+            await self._bring_adapter()
             async with self.exchange.client.stream(self.logs[:1]) as stream:
                 async for _ in stream:
                     break
@@ -351,13 +351,20 @@ class Job:
             self._place(refusal)
             raise
 
+    async def _bring_adapter(self) -> None:
+        """Have the adapter's files here, or those of a mix. Raises StorageFailed."""
+        registry, adapter = self.exchange.services.registry, self.logs[0].adapter
+        if registry is not None and adapter is not None and registry.travels:
+            for digest, _ in parts_of(adapter) or [(adapter, 1.0)]:
+                await registry.bring(digest)
+
     async def _follow(
         self, clocks: Mapping[str, SequenceClock], sink: Sink, admitted: Callable[[], None]
     ) -> None:
         failure: PersonaeError | None = None
         leaders = {log.id for log in self.logs if log.after is None}
         live = len(self.logs)
-        await bring(self.exchange.services.registry, self.logs[0].adapter)
+        await self._bring_adapter()
         async with self.exchange.client.stream(self.logs) as stream:
             self.exchange.services.metrics.prompt_tokens.labels(self._label()).inc(self.prompt_tokens)
             begun = all(log.grammar is None and log.adapter is None for log in self.logs)

@@ -25,10 +25,10 @@ from personae.api.completions import admit as admit_completion
 from personae.api.exchange import Exchange
 from personae.api.generation import Job
 from personae.api.local import open_engine
+from personae.api.opened import serve_settings
 from personae.api.options import ServeOptions, checked
 from personae.api.python_types import with_types
 from personae.api.services import Services, make_services
-from personae.api.settings import serve_settings
 from personae.api.stream import AnswerBuilder
 from personae.api.tenants.access import LOCAL_ADMIN, Caller
 from personae.api.wire.answers import ChatChunk, ChatCompletion, Completion

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from personae.api.options import ServeOptions, shared
+from personae.api.settings import ApiSettings
 from personae.errors import PersonaeError
 
 if TYPE_CHECKING:
@@ -52,3 +54,20 @@ class Opened:
     scaler: "ReplicaScaler | None" = None
     model: Path | None = None
     base_models: "BaseModels | None" = None
+
+
+def serve_settings(options: ServeOptions, opened: Opened) -> ApiSettings:
+    """The settings for an engine that was opened with these options."""
+    return ApiSettings(
+        **shared(options, ApiSettings),
+        defaults=opened.defaults,
+        max_adapters=opened.max_adapters,
+        max_rank=None if opened.bounds is None else opened.bounds.max_rank,
+        embedding_size=_embedding_size(opened),
+        about=opened.about,
+    )
+
+
+def _embedding_size(opened: Opened) -> int | None:
+    vocabulary = None if opened.bounds is None else opened.bounds.shapes.vocabulary
+    return None if vocabulary is None else vocabulary[1]

@@ -11,6 +11,7 @@ from personae.actors.client import EngineStats, ModelCard
 from personae.api.adapters.defaults import decode_defaults
 from personae.api.answering import answering, find_model, known_models, with_defaults
 from personae.api.base_models.base_models import BaseModel
+from personae.api.base_models.listing import model_of, models_of
 from personae.api.body import read_json
 from personae.api.dialect import CHAT, Dialect
 from personae.api.exchange import Exchange, exchange_of
@@ -74,7 +75,7 @@ async def list_models(request: Request) -> Response:
     exchange = exchange_of(request)
     if exchange.services.base_models is None:
         return json_response(ModelList([_model(card, exchange) for card in known_models(exchange)]))
-    found = exchange.services.base_models.models(exchange)
+    found = models_of(exchange, exchange.services.base_models)
     return json_response(ModelList([_of_base(card, base, exchange) for card, base in found]))
 
 
@@ -83,7 +84,7 @@ async def get_model(request: Request) -> Response:
     """Show the base or an adapter."""
     exchange, id = exchange_of(request), request.path_params["id"]
     if exchange.services.base_models is not None:
-        card, base = exchange.services.base_models.model(exchange, id)
+        card, base = model_of(exchange, exchange.services.base_models, id)
         return json_response(_of_base(_as_asked(card), base, exchange, whole=True))
     return json_response(_model(_as_asked(find_model(exchange, id)), exchange, whole=True))
 

@@ -2,15 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from personae.api.opened import Opened
-from personae.api.options import (
-    AccessOptions,
-    AdapterOptions,
-    AnswerOptions,
-    ServeOptions,
-    ServerOptions,
-    shared,
-)
+from personae.api.options import AccessOptions, AdapterOptions, AnswerOptions, ServerOptions
 from personae.engine.generation_config import GenerationDefaults
 
 
@@ -59,20 +51,3 @@ class ApiSettings(AdapterOptions, AnswerOptions, ServerOptions, AccessOptions):
     max_rank: int | None = None
     embedding_size: int | None = None
     about: str = ""
-
-
-def serve_settings(options: ServeOptions, opened: Opened) -> ApiSettings:
-    """The settings for an engine that was opened with these options."""
-    return ApiSettings(
-        **shared(options, ApiSettings),
-        defaults=opened.defaults,
-        max_adapters=opened.max_adapters,
-        max_rank=None if opened.bounds is None else opened.bounds.max_rank,
-        embedding_size=_embedding_size(opened),
-        about=opened.about,
-    )
-
-
-def _embedding_size(opened: Opened) -> int | None:
-    vocabulary = None if opened.bounds is None else opened.bounds.shapes.vocabulary
-    return None if vocabulary is None else vocabulary[1]

@@ -28,8 +28,8 @@ from starlette.applications import Starlette
 import personae
 from personae.api.app import create_app
 from personae.api.local import open_engine
+from personae.api.opened import serve_settings
 from personae.api.options import ServeOptions
-from personae.api.settings import serve_settings
 
 ROOT = f"{Path(personae.__file__).parent}/"
 OFF = (

@@ -5,19 +5,15 @@ on.
 The source must be on the operator's list, and the adapter is checked and counted as an upload is.
 """
 
-from typing import TYPE_CHECKING
-
 import anyio
 
 from personae.api.adapters.registration import FetchAdapter, register_source
 from personae.api.adapters.sources.url import allowed_prefix, parse_source, requested_name
+from personae.api.exchange import Exchange
 from personae.errors import DeadlineExceeded, PersonaeError, RequestError
 
-if TYPE_CHECKING:
-    from personae.api.exchange import Exchange
 
-
-async def fetch_requested(exchange: "Exchange", named: str) -> None:
+async def fetch_requested(exchange: Exchange, named: str) -> None:
     """Have the adapter of the source `named` in the registry, under `requested_name`. Does nothing if it is
     there, or the tenant's requests may fetch none. Requests for one source share one fetch.
 

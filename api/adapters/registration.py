@@ -5,12 +5,12 @@ import re
 from pathlib import Path
 from typing import ClassVar
 
-from personae.api.adapters.checked_defaults import check_defaults
-from personae.api.adapters.defaults import NO_DEFAULTS, RequestDefaults
+from personae.api.adapters.defaults import RequestDefaults
 from personae.api.adapters.records import AdapterRecord
 from personae.api.adapters.registry import Registry
 from personae.api.adapters.sources.fetch import FetchJob, fetch
 from personae.api.adapters.sources.url import allowed_prefix, parse_source
+from personae.api.base_models.served import base_of_upload
 from personae.api.exchange import Exchange
 from personae.api.tenants.store import Identity
 from personae.api.wire.schema import Body
@@ -34,18 +34,20 @@ class FetchAdapter(Body, kw_only=True):
 
 
 async def register_source(
-    exchange: Exchange, registry: Registry, who: Identity, body: FetchAdapter
+    exchange: Exchange,
+    registry: Registry,
+    who: Identity,
+    body: FetchAdapter,
+    defaults: RequestDefaults | None = None,
 ) -> AdapterRecord:
-    """Fetch an adapter and register it. Raises what an upload raises, and what `fetch` does."""
+    """Fetch an adapter and register it, with `defaults` that have been checked. Raises what an upload raises,
+    and what `fetch` does."""
     settings, source = exchange.settings, parse_source(body.source)
     prefix = allowed_prefix(source, settings.adapter_source)
     name = checked_name(source.name if body.name is None else body.name)
     check_asked(exchange, body.shared, body.base_model)
     registry.check_name(who, name, body.replace)
     registry.check_room(who, 0)
-    defaults = None if body.defaults is None else NO_DEFAULTS.changed(body.defaults)
-    if defaults is not None:
-        await check_defaults(exchange, defaults)
     try:
         with registry.stage(who.tenant) as folder:
             job = FetchJob(source, prefix, str(folder), settings.max_upload_bytes, settings.upload_seconds)
@@ -77,9 +79,8 @@ def check_asked(exchange: Exchange, shared: bool, base: str | None) -> None:
 
 async def base_of(exchange: Exchange, named: str | None, folder: Path) -> str | None:
     """The base of an adapter whose files are in `folder`, of a server with several."""
-    if exchange.services.base_models is None:
-        return None
-    return (await exchange.services.base_models.of_upload(exchange, named, folder)).name
+    bases = exchange.services.base_models
+    return None if bases is None else (await base_of_upload(exchange, bases, named, folder)).name
 
 
 def checked_name(name: str | None, field: str = "name") -> str:

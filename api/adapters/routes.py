@@ -132,7 +132,10 @@ async def _fetched(
     exchange: Exchange, registry: Registry, who: Identity, body: FetchAdapter
 ) -> AdapterRecord:
     exchange.caller.ready()  # a fetch takes time, and nothing of the body is needed any more
-    return await register_source(exchange, registry, who, body)
+    defaults = None if body.defaults is None else NO_DEFAULTS.changed(body.defaults)
+    if defaults is not None:
+        await check_defaults(exchange, defaults)
+    return await register_source(exchange, registry, who, body, defaults)
 
 
 @operation("GET", "/v1/adapters", query=OfTenant, answers={200: AdapterList}, refuses=(404,))

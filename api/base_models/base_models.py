@@ -1,6 +1,5 @@
-"""Several base models behind one address: which of them answers, and their engines."""
+"""Several base models behind one address: which of them is meant, and their engines."""
 
-import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
@@ -8,28 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import anyio
-import msgspec
 
-from personae.actors.client import ModelCard
 from personae.actors.on_demand import OnDemandEngine, SharedMemory
-from personae.api.adapters.records import AdapterRecord
 from personae.api.adapters.registry import Registry
-from personae.api.answering import find_model
-from personae.api.exchange import Exchange
 from personae.api.opened import Opened
 from personae.api.options import ServeOptions
 from personae.api.services import Services
-from personae.api.settings import serve_settings
-from personae.errors import DeadlineExceeded, Overloaded, PersonaeError, RequestError
-from personae.lora.peft_names import CONFIG_FILE
-
-_log = logging.getLogger("personae.engine")
-
-
-class _AdapterConfig(msgspec.Struct):
-    """What of an adapter's config says which base it is for."""
-
-    base_model_name_or_path: str | None = None
+from personae.errors import Overloaded, PersonaeError, RequestError
 
 
 @dataclass(eq=False)
@@ -109,85 +93,15 @@ class BaseModels:
         loaded = (base for base in self if base.services is not None)
         return next((base for base in loaded if name in base.engine.models(tenant)), None)
 
-    async def answered_by(self, exchange: Exchange, base: BaseModel) -> Exchange:
-        """The exchange with this base's services. Waits until its engine has started for the first time.
-        Raises Overloaded."""
-        if base.services is None:
-            try:
-                with anyio.fail_after(max(exchange.deadline(None) - anyio.current_time(), 0)):
-                    await self._load(exchange, base)
-            except TimeoutError:
-                raise DeadlineExceeded(
-                    f"The model `{base.name}` did not start within the request's timeout."
-                ) from None
-        assert base.services is not None
-        return exchange.with_services(base.services)
-
-    async def _load(self, exchange: Exchange, base: BaseModel) -> None:
-        async with base.starting:
-            if base.services is None:
-                async with base.engine.using() as opened:
-                    settings = serve_settings(base.options, opened)
-                    services = exchange.services.of_base(base.engine, settings)
-                    if self.registry is not None and opened.bounds is not None:
-                        names = base.engine.models(exchange.caller.tenant)
-                        self.registry.add_base(base.name, names, opened.bounds)
-                    exchange.services.metrics.add_engine(base.engine, base.name)
-                    base.services = services
+    def named(self, name: str) -> BaseModel:
+        """The base of that name."""
+        return self._bases[name]
 
     def check_name(self, name: str) -> None:
         """Raises RequestError unless a base has that name."""
         if name not in self._bases:
             known = ", ".join(f"`{each}`" for each in self._bases)
             raise RequestError(f"The base models here are {known}.", param="base_model")
-
-    async def of_upload(self, exchange: Exchange, named: str | None, folder: Path) -> BaseModel:
-        """The base of an adapter whose files are in `folder`: the one that is named, else the one that its
-        config names, else the first. It has been started once then. Raises Overloaded."""
-        base = self._bases[named] if named is not None else self._trained_for(folder)
-        await self.answered_by(exchange, base)
-        return base
-
-    def _trained_for(self, folder: Path) -> BaseModel:
-        try:
-            config = msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=_AdapterConfig)
-        except (OSError, msgspec.MsgspecError):
-            return self.first  # whose check says what is wrong
-        named = config.base_model_name_or_path
-        return next((base for base in self if named and base.is_for(named)), self.first)
-
-    def models(self, exchange: Exchange) -> list[tuple[ModelCard, "BaseModel"]]:
-        """Every name that the caller may use, with its base: each base, the adapters it began with, then the
-        uploaded ones and the aliases."""
-        tenant = exchange.caller.tenant
-        found: dict[str, tuple[ModelCard, BaseModel]] = {}
-        for base in self:
-            cards = base.engine.models(tenant) if base.services is not None else {}
-            for card in cards.values() or [ModelCard(base.name, None, base.created)]:
-                found.setdefault(card.name, (card, base))
-        for record in self._records(tenant):
-            found.setdefault(record.name, (record.card(), self._bases[record.base_model]))
-        for alias in self.registry.aliases.list(tenant) if self.registry is not None else ():
-            base = self.base_of(tenant, alias.name)
-            found.setdefault(alias.name, (ModelCard(alias.name, "", alias.created, base.name), base))
-        return list(found.values())
-
-    def model(self, exchange: Exchange, name: str) -> tuple[ModelCard, BaseModel]:
-        """What that name stands for, and its base. Raises NotFound."""
-        tenant = exchange.caller.tenant
-        base = self.base_of(tenant, name)
-        if base.services is not None:
-            return find_model(exchange.with_services(base.services), name), base
-        found = next((card for card, _ in self.models(exchange) if card.name == name), None)
-        if found is None and self.registry is not None:  # one of the versions
-            record = self.registry.find(tenant, name)
-            found = None if record is None else record.card(name)
-        return (found, base) if found is not None else (find_model(exchange, name), self.first)
-
-    def _records(self, tenant: str) -> Iterator[AdapterRecord]:
-        for record in self.registry.list(tenant) if self.registry is not None else ():
-            if record.base_model in self._bases:
-                yield record
 
     def end_all(self, error: PersonaeError) -> None:
         """End every stream with an error."""

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from personae.actors.kit.background import background_tasks
 from personae.api.answering import find_model
+from personae.api.base_models.listing import model_of
 from personae.api.batches.call import BatchCall
 from personae.api.batches.input import ENDPOINTS, Checked, Requests, check
 from personae.api.batches.journal import CANCELLED, ERRORS, EXPIRED, OUTPUT, Journal
@@ -347,7 +348,7 @@ class BatchManager:
                     if self._services.base_models is None:
                         find_model(exchange, model)
                     else:
-                        self._services.base_models.model(exchange, model)
+                        model_of(exchange, self._services.base_models, model)
             except NotFound as error:
                 errors.append(BatchError("model_not_found", error.message, "body.model", line))
         if errors:

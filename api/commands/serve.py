@@ -29,13 +29,12 @@ from personae.api.http.server import HttpServer, allow_open_files
 from personae.api.http.tls import Certificate
 from personae.api.hub.resolve import names_the_hub, on_disk
 from personae.api.local import open_engine
-from personae.api.opened import Opened
+from personae.api.opened import Opened, serve_settings
 from personae.api.options import ServeOptions
 from personae.api.params import sampling_defaults
 from personae.api.responses.background import BackgroundResponses
 from personae.api.responses.store import ResponseStore
 from personae.api.sessions.store import SessionStore
-from personae.api.settings import serve_settings
 from personae.api.telemetry import logs
 from personae.api.telemetry.write_metrics import WriteFailureCollector
 from personae.api.tenants.data import DataDir, serving

@@ -22,10 +22,9 @@ from personae.api.adapters.registry import Registry
 from personae.api.app import create_app
 from personae.api.base_models.base_models import BaseModel, BaseModels
 from personae.api.batches.manager import BatchManager
-from personae.api.opened import Opened
+from personae.api.opened import Opened, serve_settings
 from personae.api.options import ServeOptions
 from personae.api.responses.store import ResponseStore
-from personae.api.settings import serve_settings
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import TenantStore
 from personae.api.tenants.usage import UsageLedger
