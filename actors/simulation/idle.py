@@ -56,7 +56,7 @@ class IdleCheck:
             recorder = self._run.engines[index].recorder
             if replica.exact is None or recorder is None or replica.frontend.lost.is_set():
                 continue
-            if replica.exact.names != recorder.names:
+            if replica.exact.names != set(recorder.names):
                 raise Wrong(f"engine {index} has other blocks cached than it reports")
 
     def _frontends(self) -> dict[int, Frontend]:
