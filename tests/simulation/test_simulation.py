@@ -285,7 +285,7 @@ def test_a_page_that_is_lent_and_used_is_caught(monkeypatch: pytest.MonkeyPatch)
     def keep(self: RunningTable, count):  # type: ignore[no-untyped-def]  # as the original
         pages = lend(self, count)
         for page in pages:
-            self._pool.release(page)
+            self._only.pool.release(page)
         return pages
 
     monkeypatch.setattr(RunningTable, "lend", keep)
