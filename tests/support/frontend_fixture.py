@@ -127,7 +127,7 @@ class FrontendFixture:
             self.actors[adapter] = queue = AdapterQueue(
                 adapter, core, core, self.envelopes["streamer"], self.window, lambda: self.retire(adapter)
             )
-            queue._cell = SimpleNamespace(mailbox=self.envelopes[adapter])
+            queue._cell = SimpleNamespace(mailbox=SimpleNamespace(envelopes=self.envelopes[adapter]))
         return self.envelopes[adapter]
 
     def retire(self, adapter: str | None) -> None:
