@@ -62,7 +62,7 @@ wheel: setup
 # copies those weights too; so `gpu-day` takes them out of the index, and `git reset -q` puts them back afterwards.
 GPU_WHEELS := msgspec gguf greenlet httptools jsonschema_rs llguidance outlines_core prompt_toolkit wcwidth \
 	python-multipart rpds-py starlette uvicorn xgrammar apache-tvm-ffi
-GPU_LEFT := evals/demo/smollm2
+GPU_LEFT := docs/diagrams docs/guide evals/demo/smollm2
 gpu-wheels: setup
 	rm -rf build/gpu/wheels
 	for package in $(GPU_WHEELS); do \

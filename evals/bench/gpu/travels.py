@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 MOST = 64 << 20  # bytes
-LEFT = ("evals/demo/smollm2",)
-"""Folders of weights that no step of the kit reads."""
+LEFT = ("docs/diagrams", "docs/guide", "evals/demo/smollm2")
+"""Folders of pictures and weights that no step of the kit reads."""
 ROOT = Path(__file__).resolve().parents[3]
 
 
