@@ -74,7 +74,7 @@ def test_the_adapter_is_taken_out_of_what_trainers_leave_beside_it(tmp_path: Pat
     write(tmp_path / "saves", "llamafactory")
     with open_fixture(tmp_path / "data") as fixture, serving(fixture.app) as url, server(url, None) as client:
         for folder in (out, out / "ref", out / "checkpoint-2", tmp_path / "saves"):
-            record = upload(client, folder, {"name": folder.name}, {})
+            record = upload(client, folder, {"name": folder.name})
             assert (record["ranks"], record["traits"]) == ({"q": 2, "v": 2}, [])
         digests = {record.sha256 for record in fixture.registry.own("default")}
     assert len(digests) == 1, "what is beside the adapter changes nothing"
@@ -97,7 +97,7 @@ def test_a_folder_without_an_adapter_is_refused_with_what_it_has(
         (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "out" / name).touch()
     with server("http://127.0.0.1:9", None) as client, pytest.raises(RequestError, match=reason):
-        upload(client, tmp_path / "out", {"name": "poet"}, {})
+        upload(client, tmp_path / "out", {"name": "poet"})
 
 
 def test_of_an_interrupted_training_the_newest_checkpoint_is_named(tmp_path: Path) -> None:
@@ -107,4 +107,4 @@ def test_of_an_interrupted_training_the_newest_checkpoint_is_named(tmp_path: Pat
         server("http://127.0.0.1:9", None) as client,
         pytest.raises(RequestError, match="checkpoint-10 has an"),
     ):
-        upload(client, tmp_path / "out", {"name": "poet"}, {})
+        upload(client, tmp_path / "out", {"name": "poet"})
