@@ -189,12 +189,16 @@ def test_rows_whose_processes_are_ended_or_stopped_have_the_tokens_that_they_wou
     end_at: int | None = next(next_)
     accepted = 0
     accept = RemoteMatcher.accept
-    grammars: set[RemoteGrammar] = set()
+    grammars: list[RemoteGrammar] = []
+    init = RemoteGrammar.__init__
+
+    def note(self: RemoteGrammar, *args: Any, **named: Any) -> None:
+        init(self, *args, **named)
+        grammars.append(self)
 
     def end_all(self: RemoteMatcher, token: int) -> bool:
         nonlocal accepted, end_at
         accepted += 1
-        grammars.add(self._grammar)
         replaced = any(grammar._reopening is not None for grammar in grammars)  # a third end in a row fails
         if end_at is not None and accepted >= end_at and not replaced:
             end, end_at = end_at, next(next_, None)
@@ -210,5 +214,7 @@ def test_rows_whose_processes_are_ended_or_stopped_have_the_tokens_that_they_wou
         return accept(self, token)
 
     monkeypatch.setattr(RemoteMatcher, "accept", end_all)
+    monkeypatch.setattr(RemoteGrammar, "__init__", note)
     assert tokens_of(played(remote)[0]) == expected
+    assert grammars
     assert all(left.values())
