@@ -81,13 +81,7 @@ def header_deadline(request: Request) -> float:
     if text is None:
         return math.inf
     name = TIMEOUT_HEADER.lower()
-    try:
-        value = float(text)
-    except ValueError:
-        raise RequestError(
-            f"`{name}` must be a number of seconds.", param=name, code="invalid_type"
-        ) from None
-    return arrival(request) + seconds(value, name)
+    return arrival(request) + seconds(_number(text, name, "seconds"), name)
 
 
 def arrival(request: Request) -> float:
@@ -118,16 +112,20 @@ def session_of(request: Request) -> str | None:
     return None if name is None else checked_name(name, SESSION)
 
 
+def _number(text: str, header: str, unit: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise RequestError(
+            f"`{header}` must be a number of {unit}.", param=header, code="invalid_type"
+        ) from None
+
+
 def _seconds(request: Request, header: str) -> float | None:
     text = request.headers.get(header)
     if text is None:
         return None
-    try:
-        value = float(text)
-    except ValueError:
-        raise RequestError(
-            f"`{header}` must be a number of milliseconds.", param=header, code="invalid_type"
-        ) from None
+    value = _number(text, header, "milliseconds")
     if not 0 < value <= _LONGEST:
         raise RequestError(
             f"`{header}` must be over 0 and at most {_LONGEST:.0f}.", param=header, code="out_of_range"

@@ -100,8 +100,7 @@ class LoraStack:
 
 @dataclass(frozen=True, slots=True)
 class LoraStep:
-    """The adapters of one step, which change `MODULES`. stacks: by module, without those that the model does
-    not have."""
+    """The adapters of one step, which change `MODULES`. stacks: by module, if the model has the module."""
 
     stacks: Mapping[str, LoraStack]
     work: WorkList

@@ -492,7 +492,7 @@ class RunningTable:
 
     def clear_changes(self) -> tuple[tuple[PageNode, ...], tuple[PageNode, ...]]:
         """The plan has been made: clear what it contains, and unpin the pages that it copies. Returns the
-        pages that get their content in it, and those that it copies."""
+        pages that it fills, then the pages that it copies."""
         fetched, sources = tuple(self._fetched), tuple(self._sources)
         self._fetched.clear()
         self.releases.clear()

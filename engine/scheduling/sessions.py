@@ -57,8 +57,8 @@ class SessionTable:
             self._extend(self._tenants[tenant][name], seconds)
 
     def forget(self, tenant: str, name: str) -> Sequence[PageNode]:
-        """End the session now, and remove the pages that it kept from the cache. Returns those that are
-        still in use, the last one first."""
+        """End the session now, and remove its pages from the cache. Returns the pages that are still in
+        use, the last one first."""
         if name not in self._tenants.get(tenant, ()):
             return ()
         session = self._tenants[tenant][name]

@@ -1,6 +1,6 @@
 """Folders as trainers leave them (TRL 1.16, LLaMA-Factory 0.9.5), pushed to a server.
 
-`evals/trainers` runs the trainers themselves. The names and the fields here are those that they wrote there.
+`evals/trainers` runs the trainers themselves. They wrote these names and fields there.
 """
 
 import json
