@@ -26,11 +26,11 @@ serving: .venv/.serving
 	touch $@
 
 # What the tests and the linters need, too. instructor asks for an older jiter and rich than openai and we do, and works
-# with theirs.
+# with theirs. Of bfcl-eval only the comparison is used, which needs nothing else.
 setup: .venv/.installed
 .venv/.installed: .venv/.serving
 	$(PIP) -e '.[dev]'
-	$(PIP) --no-deps instructor docstring_parser
+	$(PIP) --no-deps instructor docstring_parser bfcl-eval
 	touch $@
 
 # The command `personae` for this user with the default model, in an environment of its own: by uv or pipx where one

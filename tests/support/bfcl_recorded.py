@@ -1,26 +1,27 @@
 """Recorded outputs, and the verdicts of the leaderboard's own package on them.
 
-    python tests/support/bfcl_recorded.py BFCL_EVAL_FOLDER [DATA]
+    python tests/support/bfcl_recorded.py [DATA]
 
-This writes bfcl_verdicts.json in this folder, for our sample. The argument is the folder where `pip install
---no-deps --target FOLDER bfcl-eval` put the package: with its dependencies, among them an old NumPy, it
-cannot be installed in our environment. DATA is another folder of entries: then nothing is written, only
-compared.
+This writes bfcl_verdicts.json in this folder, for our sample. `pip install --no-deps bfcl-eval` installs the
+package: with its dependencies, among them an old NumPy, it cannot be in our environment. DATA is another
+folder of entries: then nothing is written, only compared.
 """
 
 import copy
 import json
 import random
 import sys
-import types
+from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from personae.evals.suites.bfcl.suite import CATEGORIES, SAMPLE, judge, read_entries
+from personae.evals.suites.bfcl.compare import compare
+from personae.evals.suites.bfcl.leaderboard import Verdict, leaderboard
+from personae.evals.suites.bfcl.suite import CATEGORIES, SAMPLE, read_entries
 
 VERDICTS = Path(__file__).with_name("bfcl_verdicts.json")
-VERSION = "bfcl-eval 2026.3.23"
 Calls = list[dict[str, Any]]
 
 
@@ -41,7 +42,7 @@ def recorded(folder: Path) -> Iterator[tuple[str, dict[str, Any], Any, Calls]]:
                 if attempt:
                     for _ in range(rng.choice((1, 1, 2))):
                         spoil(calls, rng)
-                yield category, entry, gold, calls
+                yield category, entry, gold, json.loads(json.dumps(calls))  # lists, as an answer has them
 
 
 def right_call(category: str, entry: dict[str, Any], answer: dict[str, Any], rng: random.Random) -> Any:
@@ -61,9 +62,10 @@ def right_call(category: str, entry: dict[str, Any], answer: dict[str, Any], rng
 
 
 def plain(value: Any) -> Any:
-    """Make the choices inside an accepted value."""
+    """Make the choices inside an accepted value. A few entries have a value where its choices should be."""
     if isinstance(value, dict):
-        wanted = {key: [v for v in choices if v != ""] for key, choices in value.items() if choices}
+        listed = {key: each if isinstance(each, list) else [each] for key, each in value.items()}
+        wanted = {key: [v for v in choices if v != ""] for key, choices in listed.items()}
         return {key: plain(choices[0]) for key, choices in wanted.items() if choices}
     return [plain(entry) for entry in value] if isinstance(value, list) else value
 
@@ -139,65 +141,35 @@ def other(value: Any, rng: random.Random) -> Any:
     return rng.choice(changes)()
 
 
-def ours(category: str, entry: dict[str, Any], gold: Any, calls: Calls) -> bool:
-    """Our verdict, given the tool calls of an answer."""
-    said = [
-        {"function": {"name": name, "arguments": json.dumps(given)}}
-        for call in calls
-        for name, given in call.items()
-    ]
-    return judge(category, entry["function"], gold, said) is None
-
-
-def theirs(folder: Path) -> Callable[[str, dict[str, Any], Any, Calls], bool | None]:
-    """The package's verdicts; None where it crashes."""
-    sys.path.insert(0, str(folder))
-    # Its table of models imports every vendor's client; only this one flag is needed.
-    table = types.ModuleType("bfcl_eval.constants.model_config")
-    flag = types.SimpleNamespace(underscore_to_dot=True)
-    table.MODEL_CONFIG_MAPPING = {"ours": flag}  # type: ignore[attr-defined]  # a module made here
-    sys.modules["bfcl_eval.constants.model_config"] = table
-    from bfcl_eval.constants.enums import Language
-    from bfcl_eval.eval_checker.ast_eval.ast_checker import ast_checker
-
-    def verdict(category: str, entry: dict[str, Any], gold: Any, calls: Calls) -> bool | None:
-        if "relevance" in category:
-            return bool(calls) is ("irrelevance" not in category)
-        language = (
-            Language.JAVASCRIPT
-            if "javascript" in category
-            else Language.JAVA
-            if "java" in category
-            else Language.PYTHON
-        )
-        calls = json.loads(json.dumps(calls))  # as the package expects them: lists, not tuples
-        try:
-            found = ast_checker(entry["function"], calls, gold, language, category, "ours")
-        except Exception:
-            return None
-        return bool(found["valid"])
-
-    return verdict
+def valid(compare: Verdict, category: str, entry: dict[str, Any], gold: Any, calls: Calls) -> bool | None:
+    """Whether the calls are right; None where the comparison ends with an error."""
+    if "relevance" in category:
+        return bool(calls) is ("irrelevance" not in category)
+    try:
+        return compare(category, entry["function"], calls, gold) is None
+    except Exception:
+        return None
 
 
 def main() -> None:
-    verdict = theirs(Path(sys.argv[1]))
-    folder = Path(sys.argv[2]) if len(sys.argv) > 2 else SAMPLE
+    theirs = leaderboard()
+    if theirs is None:
+        sys.exit("bfcl-eval is not installed: pip install --no-deps bfcl-eval")
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else SAMPLE
     verdicts = {}
-    count = wrong = crashed = 0
+    found: Counter[bool | None] = Counter()
+    wrong = 0
     for number, (category, entry, gold, calls) in enumerate(recorded(folder)):
-        found = verdict(category, entry, gold, calls)
-        verdicts[f"{entry['id']}:{number}"] = {"calls": json.loads(json.dumps(calls)), "valid": found}
-        if found is None:
-            crashed += 1
-            continue
-        count += 1
-        if ours(category, entry, gold, calls) is not found:
+        verdict = valid(theirs, category, entry, gold, calls)
+        verdicts[f"{entry['id']}:{number}"] = {"calls": calls, "valid": verdict}
+        found[verdict] += 1
+        if verdict is not None and valid(compare, category, entry, gold, calls) is not verdict:
             wrong += 1
-            print(entry["id"], found, json.dumps(calls), json.dumps(gold), sep="\n  ")
-    print(f"{count} verdicts, {wrong} differ from ours; on {crashed} more the package crashes")
+            print(entry["id"], verdict, json.dumps(calls), json.dumps(gold), sep="\n  ")
+    count = found[True] + found[False]
+    print(f"{count} verdicts, {wrong} differ from ours; on {found[None]} more the package crashes")
     if folder == SAMPLE:
-        whole = {"of": VERSION, "verdicts": verdicts}
+        whole = {"of": f"bfcl-eval {version('bfcl-eval')}", "verdicts": verdicts}
         VERDICTS.write_text(json.dumps(whole, ensure_ascii=False, indent=0) + "\n")
 
 

@@ -7,12 +7,14 @@ free: tools without `strict`, as the leaderboard sends them. constrained: strict
 import json
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 from personae.errors import GrammarError, RequestError
 from personae.evals.harness.subject import Subject
 from personae.evals.suites.bfcl.compare import Call, compare
+from personae.evals.suites.bfcl.leaderboard import leaderboard
 from personae.evals.suites.bfcl.schema import tool
 from personae.evals.suites.suite import CONSTRAINED, FREE, Case, Outcome, Suite, SuiteSettings
 
@@ -120,7 +122,11 @@ class Bfcl(Suite):
 
 
 def judge(category: str, functions: Any, answers: Any, tool_calls: Sequence[Any]) -> str | None:
-    """Why the tool calls of an answer are wrong; None if they are right."""
+    """Why the tool calls of an answer are wrong; None if they are right.
+
+    The package `bfcl-eval` compares them where it is installed, and our own `compare` elsewhere and where the
+    package ends with an error. Their verdicts are the same.
+    """
     try:
         calls: list[Call] | None = [
             {call["function"]["name"]: json.loads(call["function"]["arguments"])} for call in tool_calls
@@ -137,6 +143,9 @@ def judge(category: str, functions: Any, answers: Any, tool_calls: Sequence[Any]
         return "nothing was called"
     if calls is None or not readable:
         return "the arguments are no JSON object"
+    if (theirs := leaderboard()) is not None:
+        with suppress(Exception):  # then our own comparison decides
+            return theirs(category, functions, calls, answers)
     return compare(category, functions, calls, answers)
 
 

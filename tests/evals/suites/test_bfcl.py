@@ -1,20 +1,23 @@
 """Tool calls judged as the leaderboard judges them, and asked for as it asks."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from bfcl_recorded import VERDICTS, ours, recorded
+from bfcl_recorded import VERDICTS, recorded, valid
 from virtual_clock import virtual_clock
 
 from personae.errors import GrammarError, RequestError
 from personae.evals.harness.subject import Subject
+from personae.evals.suites.bfcl import suite
 from personae.evals.suites.bfcl.compare import compare
+from personae.evals.suites.bfcl.leaderboard import leaderboard
 from personae.evals.suites.bfcl.literals import read_java, read_javascript
 from personae.evals.suites.bfcl.schema import tool
-from personae.evals.suites.bfcl.suite import CATEGORIES, SAMPLE, Bfcl, BfclSettings, read_entries
+from personae.evals.suites.bfcl.suite import CATEGORIES, SAMPLE, Bfcl, BfclSettings, judge, read_entries
 from personae.evals.suites.suite import Case
 
 SUITE = Bfcl(BfclSettings())
@@ -32,10 +35,49 @@ def test_every_verdict_is_that_of_the_leaderboards_package() -> None:
     seen = []
     for number, (category, entry, gold, _) in enumerate(recorded(SAMPLE)):
         known = verdicts[f"{entry['id']}:{number}"]
-        assert ours(category, entry, gold, known["calls"]) is known["valid"], (entry["id"], known)
+        assert valid(compare, category, entry, gold, known["calls"]) is known["valid"], (entry["id"], known)
+        said = [
+            {"function": {"name": name, "arguments": json.dumps(given)}}
+            for call in known["calls"]
+            for name, given in call.items()
+        ]
+        assert (judge(category, entry["function"], gold, said) is None) is known["valid"], (
+            entry["id"],
+            known,
+        )
         seen.append(known["valid"])
     assert len(seen) == len(verdicts) > 500
     assert min(seen.count(True), seen.count(False)) > 100
+
+
+@pytest.mark.skipif(find_spec("bfcl_eval") is None, reason="needs bfcl-eval, which `make setup` installs")
+def test_the_package_itself_judges_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = leaderboard()
+    assert theirs is not None
+    verdicts = json.loads(VERDICTS.read_text())["verdicts"]
+    for number, (category, entry, gold, _) in enumerate(recorded(SAMPLE)):
+        known = verdicts[f"{entry['id']}:{number}"]
+        assert valid(theirs, category, entry, gold, known["calls"]) is known["valid"], (entry["id"], known)
+    monkeypatch.setattr(suite, "compare", lambda *_: pytest.fail("our own comparison was asked"))
+    [entry] = [one for one in read_entries(SAMPLE, "simple_python") if one["id"] == "simple_python_0"]
+    answers = [{"weather.lookup": {"town": ["Kiel"], "days": [2]}}]
+    call = {"name": "weather_lookup", "arguments": '{"town": "Bonn", "days": 2}'}
+    assert "Bonn" in str(judge("simple_python", entry["function"], answers, [{"function": call}]))
+
+
+def test_where_the_package_ends_with_an_error_our_own_comparison_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ends(*_: object) -> str | None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(suite, "leaderboard", lambda: ends)
+    [entry] = [one for one in read_entries(SAMPLE, "simple_python") if one["id"] == "simple_python_0"]
+    answers = [{"weather.lookup": {"town": ["Kiel"], "days": [2]}}]
+    call = {"name": "weather_lookup", "arguments": '{"town": "Kiel", "days": 2}'}
+    assert judge("simple_python", entry["function"], answers, [{"function": call}]) is None
+    call["arguments"] = '{"town": "Bonn", "days": 2}'
+    assert judge("simple_python", entry["function"], answers, [{"function": call}]) is not None
 
 
 def test_the_sample_has_every_category_and_its_answers_are_right() -> None:
