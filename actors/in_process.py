@@ -20,14 +20,14 @@ from personae.actors.enginecore.core import spawn_core
 from personae.actors.enginecore.step_recorder import StepRecorder
 from personae.actors.frontend.frontend import Frontend, LocalClient, ModelInfo, watch_restarts
 from personae.actors.frontend.supervised_engine import MAX_RESTARTS, WITHIN
-from personae.actors.kit.child import Incident, Report, log_incident
+from personae.actors.kit.child import Incident, ReportIncident, log_incident
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.spec import EngineSpec
 
 
 @asynccontextmanager
 async def open_in_process(
-    engine_spec: EngineSpec, report: Report = log_incident, *, max_restarts: int = MAX_RESTARTS
+    engine_spec: EngineSpec, report: ReportIncident = log_incident, *, max_restarts: int = MAX_RESTARTS
 ) -> AsyncIterator[LocalClient]:
     """Start every actor, yield the client, and stop everything in order.
 

@@ -21,7 +21,7 @@ from personae.actors.frontend.engine_process import Progress
 from personae.actors.frontend.frontend import Frontend, LocalClient, ModelInfo, Serving
 from personae.actors.frontend.supervised_engine import MAX_RESTARTS, SupervisedEngine, start_error
 from personae.actors.keeping import Keeper, local_launches
-from personae.actors.kit.child import Incident, Report, log_incident
+from personae.actors.kit.child import Incident, ReportIncident, log_incident
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.options import EngineOptions
 from personae.actors.process import Launch
@@ -54,7 +54,7 @@ class MultiProcessEngine:
 async def open_multi_process(
     options: EngineOptions,
     on_progress: Progress | None = None,
-    report: Report = log_incident,
+    report: ReportIncident = log_incident,
     *,
     max_restarts: int = MAX_RESTARTS,
     hang_seconds: float = HANG_SECONDS,
@@ -96,7 +96,7 @@ async def launch_processes(
     options: EngineOptions,
     tokenizer: Tokenizer,
     on_progress: Progress | None = None,
-    report: Report = log_incident,
+    report: ReportIncident = log_incident,
     max_restarts: int = MAX_RESTARTS,
     hang_seconds: float = HANG_SECONDS,
     max_live: int = 4096,

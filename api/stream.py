@@ -218,7 +218,7 @@ class _Outbox:
     def __init__(self) -> None:
         self.idle = False  # its reader has sent all of it
         self.begun = False
-        self._told = False
+        self._announced = False
         self._parts: dict[int, Part] = {}
         self._closed = False
         self._changed = Signal()
@@ -247,11 +247,11 @@ class _Outbox:
         while not self._parts:
             if self._closed:
                 return None
-            if self.begun and not self._told:
+            if self.begun and not self._announced:
                 break
             self.idle = True
             await self._changed.wait()
         self.idle = False
-        self._told = self.begun
+        self._announced = self.begun
         parts, self._parts = list(self._parts.values()), {}
         return parts

@@ -117,24 +117,24 @@ def judge(
     return lost, doubled, different
 
 
-def show(alone: Sequence[Figures], beside: Sequence[Figures]) -> Table:
+def show(alone: Sequence[Figures], together: Sequence[Figures]) -> Table:
     """Interactive times without and with the batch: medians of the rounds, and the rounds' ratios."""
     table = Table("ms", "alone", "with the batch", "ratio", "least", "most", title="interactive requests")
     for name, value in MEASURES.items():
         if value[1]:  # of rates there is nothing to say: requests come when they come
             continue
-        without, beside_it = (
-            statistics.median(measure(each, name) for each in found) for found in (alone, beside)
+        without, with_them = (
+            statistics.median(measure(each, name) for each in found) for found in (alone, together)
         )
-        found = ratio(beside, alone, name)
+        found = ratio(together, alone, name)
         table.add_row(
             name,
             f"{1000 * without:.0f}",
-            f"{1000 * beside_it:.0f}",
+            f"{1000 * with_them:.0f}",
             *(f"{each:.2f}" for each in (found.median, found.least, found.most)),
         )
-    table.add_row("requests", *(str(sum(each.requests for each in found)) for found in (alone, beside)))
-    errors = (sum((Counter(each.errors) for each in found), Counter()) for found in (alone, beside))
+    table.add_row("requests", *(str(sum(each.requests for each in found)) for found in (alone, together)))
+    errors = (sum((Counter(each.errors) for each in found), Counter()) for found in (alone, together))
     table.add_row("errors", *(str(dict(found) or "") for found in errors))
     return table
 
@@ -152,7 +152,7 @@ def main(
     """Run, print, judge."""
     console = Console()
     alone: list[Figures] = []
-    beside: list[Figures] = []
+    together: list[Figures] = []
     with tempfile.TemporaryDirectory(prefix="personae-batches-") as folder:
         log = Path(folder) / "server.log"
         arguments = [str(NAMED), "--data-dir", str(Path(folder) / "data")]
@@ -166,7 +166,7 @@ def main(
             def play_with_batch(number: int) -> str:
                 id = start_batch(client, made)
                 wait(client, id, 1, console)
-                beside.append(interactive(server.url, rate, count, seed + number, f"beside {number}"))
+                together.append(interactive(server.url, rate, count, seed + number, f"beside {number}"))
                 if client.get(f"/v1/batches/{id}").json()["status"] != "in_progress":
                     console.print("[red]the batch ended before the interactive requests: make it longer[/]")
                 return id
@@ -190,7 +190,7 @@ def main(
             batch = wait_for_end(client, id)
             took = time.monotonic() - begun
             lost, doubled, different = judge(client, batch, made)
-    console.print(show(alone, beside))
+    console.print(show(alone, together))
     console.print(
         f"{requests} requests over {len(models)} models, {batch['status']}: {lost} lost, {doubled} doubled, "
         f"{different} of {min(CHECKED, requests)} different; {took:.0f} s from the restart to the end"

@@ -73,9 +73,9 @@ class Acknowledged:
 class Clients:
     """Clients of one server, each in a thread of its own, until it is killed."""
 
-    def __init__(self, url: str, told: Acknowledged, seed: int) -> None:
+    def __init__(self, url: str, acknowledged: Acknowledged, seed: int) -> None:
         self._url = url
-        self._told = told
+        self._acknowledged = acknowledged
         self._over = threading.Event()
         kinds: Sequence[Callable[[httpx.Client, random.Random], None]] = (
             self._store, self._turn, self._turn, self._stream, self._queue, self._delete, self._batch,
@@ -105,14 +105,14 @@ class Clients:
                     return
                 except httpx.HTTPStatusError as error:
                     if error.response.status_code != 429:
-                        with self._told.lock:
-                            self._told.failures.append(f"{error}: {error.response.text[:200]}")
+                        with self._acknowledged.lock:
+                            self._acknowledged.failures.append(f"{error}: {error.response.text[:200]}")
                     time.sleep(0.2)
 
     def _store(self, client: httpx.Client, chance: random.Random) -> None:
         done = _post(client, RESPONSES, asked("store"))
-        with self._told.lock:
-            self._told.responses[done["id"]] = text_of(done)
+        with self._acknowledged.lock:
+            self._acknowledged.responses[done["id"]] = text_of(done)
 
     def _turn(self, client: httpx.Client, chance: random.Random) -> None:
         self._answer_in(client, chance, lambda body: _post(client, RESPONSES, body))
@@ -139,29 +139,29 @@ class Clients:
     ) -> None:
         """Two turns in a new conversation."""
         id = _post(client, CONVERSATIONS, {})["id"]
-        with self._told.lock:
-            self._told.turns[id] = []
+        with self._acknowledged.lock:
+            self._acknowledged.turns[id] = []
         for number in range(2):
             text = f"{id} {number} {chance.random()}"
-            with self._told.lock:
-                self._told.tried[text] += 1
+            with self._acknowledged.lock:
+                self._acknowledged.tried[text] += 1
             done = ask(asked(text) | {"conversation": id})
-            with self._told.lock:
-                self._told.turns[id].append(text)
-                self._told.responses[done["id"]] = text_of(done)
+            with self._acknowledged.lock:
+                self._acknowledged.turns[id].append(text)
+                self._acknowledged.responses[done["id"]] = text_of(done)
 
     def _queue(self, client: httpx.Client, chance: random.Random) -> None:
         id = _post(client, RESPONSES, asked("queue") | {"background": True})["id"]
-        with self._told.lock:
-            self._told.background.add(id)
+        with self._acknowledged.lock:
+            self._acknowledged.background.add(id)
         time.sleep(chance.random() / 5)
 
     def _delete(self, client: httpx.Client, chance: random.Random) -> None:
         id = _post(client, CONVERSATIONS, {})["id"]
         _post(client, RESPONSES, asked("gone") | {"conversation": id, "store": False})
         client.delete(f"{CONVERSATIONS}/{id}").raise_for_status()
-        with self._told.lock:
-            self._told.deleted.add(id)
+        with self._acknowledged.lock:
+            self._acknowledged.deleted.add(id)
 
     def _batch(self, client: httpx.Client, chance: random.Random) -> None:
         body = {"model": "base", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
@@ -169,12 +169,12 @@ class Clients:
         content = json.dumps(line).encode()
         answer = client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", content)})
         file = answer.raise_for_status().json()["id"]
-        with self._told.lock:
-            self._told.files[file] = content
+        with self._acknowledged.lock:
+            self._acknowledged.files[file] = content
         made = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
         batch = _post(client, "/v1/batches", made)["id"]
-        with self._told.lock:
-            self._told.batches.add(batch)
+        with self._acknowledged.lock:
+            self._acknowledged.batches.add(batch)
         time.sleep(chance.random() / 2)
 
 
@@ -206,7 +206,7 @@ def turns_of(client: httpx.Client, conversation: str) -> list[tuple[str, str]]:
         after = {"after": page["data"][-1]["id"]}
 
 
-def missing(client: httpx.Client, told: Acknowledged) -> list[str]:
+def missing(client: httpx.Client, acknowledged: Acknowledged) -> list[str]:
     """What was acknowledged and is not there, or is there twice."""
     wrong: list[str] = []
 
@@ -216,28 +216,28 @@ def missing(client: httpx.Client, told: Acknowledged) -> list[str]:
             wrong.append(f"{what} {path}: {answer.status_code} {answer.text[:100]}")
         return answer
 
-    for id, text in told.responses.items():
+    for id, text in acknowledged.responses.items():
         answer = check("response", f"{RESPONSES}/{id}")
         if answer.status_code == 200 and text_of(answer.json()) != text:
             wrong.append(f"response {id}: another text")
-    for id in told.background:
+    for id in acknowledged.background:
         check("background", f"{RESPONSES}/{id}")
-    for id in told.deleted:
+    for id in acknowledged.deleted:
         check("deleted", f"{CONVERSATIONS}/{id}", 404)
-    for id, content in told.files.items():
+    for id, content in acknowledged.files.items():
         answer = check("file", f"/v1/files/{id}/content")
         if answer.status_code == 200 and answer.content != content:
             wrong.append(f"file {id}: another content")
-    for id in told.batches:
+    for id in acknowledged.batches:
         check("batch", f"/v1/batches/{id}")
-    for id, texts in told.turns.items():
+    for id, texts in acknowledged.turns.items():
         items = turns_of(client, id)
         said = [text for role, text in items if role == "user"]
         if [role for role, _ in items] != ["user", "assistant"] * len(said):
             wrong.append(f"conversation {id}: half a turn, {items}")
         if [text for text in said if text in texts] != texts or len(set(said)) != len(said):
             wrong.append(f"conversation {id}: {said} in place of {texts}")
-        if not set(said) <= told.tried.keys():
+        if not set(said) <= acknowledged.tried.keys():
             wrong.append(f"conversation {id}: turns of another one, {said}")
     return wrong
 
@@ -262,7 +262,7 @@ def play_kills(
 ) -> tuple[Acknowledged, list[str]]:
     """Kill a server `count` times, each after up to `longest` seconds of requests. Returns what was
     acknowledged, and what is wrong."""
-    told, wrong, chance = Acknowledged(), list[str](), random.Random(seed)
+    acknowledged, wrong, chance = Acknowledged(), list[str](), random.Random(seed)
     options = [*arguments, "--served-model-name", "base", "--data-dir", str(folder / "data")]
     recent = Acknowledged()
     for number in range(count + 1):
@@ -271,10 +271,10 @@ def play_kills(
             httpx.Client(base_url=server.url, timeout=60) as client,
         ):
             wrong += [f"after {number} kills: {each}" for each in missing(client, recent)]
-            told.add(recent)
+            acknowledged.add(recent)
             if number == count:
-                wrong += missing(client, told)
-                wrong += _until_ended(client, sorted(told.background))
+                wrong += missing(client, acknowledged)
+                wrong += _until_ended(client, sorted(acknowledged.background))
                 break
             recent = Acknowledged()
             clients = Clients(server.url, recent, seed + number)
@@ -282,7 +282,7 @@ def play_kills(
             time.sleep(chance.uniform(0.1, longest))
             server.kill()
             clients.join()
-    return told, wrong + told.failures
+    return acknowledged, wrong + acknowledged.failures
 
 
 @dataclass
@@ -350,10 +350,10 @@ def kills(
 ) -> None:
     """Kill a server at random moments."""
     with tempfile.TemporaryDirectory(prefix="personae-durability-") as folder:
-        told, wrong = play_kills([model], Path(folder), count, seed)
+        acknowledged, wrong = play_kills([model], Path(folder), count, seed)
     for each in wrong:
         print(each)
-    print(f"{count} kills: {told.count()} acknowledged, {len(wrong)} lost, doubled or failed")
+    print(f"{count} kills: {acknowledged.count()} acknowledged, {len(wrong)} lost, doubled or failed")
     raise typer.Exit(1 if wrong else 0)
 
 

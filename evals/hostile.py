@@ -160,17 +160,17 @@ class Rounds:
 
     outcomes: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    meanwhile: list[float] = field(default_factory=list)
+    attacked: list[float] = field(default_factory=list)
     calm: list[float] = field(default_factory=list)
 
     @property
     def longer(self) -> float:
         """How many seconds longer other clients wait than in calm."""
-        return statistics.median(self.meanwhile) - statistics.median(self.calm)
+        return statistics.median(self.attacked) - statistics.median(self.calm)
 
     def row(self, step: float) -> list[str]:
         """A row of the table. `step` is the duration of a step."""
-        longest, calm = (1e3 * statistics.median(waits) for waits in (self.meanwhile, self.calm))
+        longest, calm = (1e3 * statistics.median(waits) for waits in (self.attacked, self.calm))
         outcomes = ", ".join(dict.fromkeys(self.outcomes))
         within = "yes" if self.longer <= step else "no"
         return [outcomes, f"{statistics.median(self.seconds):.2f}", f"{longest:.0f}", f"{calm:.0f}", within]
@@ -272,7 +272,7 @@ class HostileFindings:
 
     rounds: dict[str, Rounds]
     calm: list[float] = field(default_factory=list)
-    meanwhile: list[float] = field(default_factory=list)
+    attacked: list[float] = field(default_factory=list)
 
     def print(self) -> None:
         """Print the table."""
@@ -290,7 +290,7 @@ class HostileFindings:
             table.add_row(name, *seen.row(step))
         console = Console()
         console.print(table)
-        for what, waits in (("calm", sorted(self.calm)), ("meanwhile", sorted(self.meanwhile))):
+        for what, waits in (("calm", sorted(self.calm)), ("attacked", sorted(self.attacked))):
             p50, p99, longest = waits[len(waits) // 2], waits[int(0.99 * len(waits))], waits[-1]
             console.print(
                 f"{what}: p50 {1e3 * p50:.1f} ms, p99 {1e3 * p99:.1f} ms, longest {1e3 * longest:.0f} ms"
@@ -317,12 +317,12 @@ async def measure(url: str, calm: float, rounds: int, names: Sequence[str] = ())
             seen.outcomes.append(await anyio.to_process.run_sync(post, url, body))
             seen.seconds.append(time.perf_counter() - started)
             await anyio.sleep(AFTERWARDS)
-            meanwhile = bystander.taken()
+            waits = bystander.taken()
             await anyio.sleep(max(calm, seen.seconds[-1]))
             afterwards = bystander.taken()
-            seen.meanwhile.append(max(meanwhile))
+            seen.attacked.append(max(waits))
             seen.calm.append(max(afterwards))
-            found.meanwhile += meanwhile
+            found.attacked += waits
             found.calm += afterwards
         tasks.cancel_scope.cancel()
     return found

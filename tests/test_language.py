@@ -43,8 +43,13 @@ MODULES = listed("choice")
 CORE = ("actors", "api", "engine", "grammar", "kernels", "lora")
 TWO_MEANINGS = listed("""
     Conversation Copies Driver End Expected Group Head Keep Launch Layout Load LoadAdapter Measured
-    Metadata Outcome Piece Placed Reader Refusal Refused Release Repeat Replica Running Session
+    Metadata Outcome Piece Placed Reader Refusal Release Repeat Replica Running Session
     SharedMemory Spawned Text Tokens Turn
+""")
+# These have one meaning in all that is not a test: as a class, and as another name of a type.
+ONE_MEANING = listed("""
+    AdapterSource Asked Automaton Begin Bound Bucket Choice Compiled Drain Forward Identity LoraContext Part
+    Refused Replay Report Row Serving Span Worker
 """)
 # No docstring or comment of these folders may have one of these words or phrases: they read like riddles.
 # To hold another folder to this, rewrite its sentences and add it.
@@ -70,6 +75,11 @@ def python_files() -> list[Path]:
 
 
 @cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def names() -> dict[Path, list[Name]]:
     """The file's name and those of all its classes and functions."""
     return {path: list(_names(path)) for path in python_files()}
@@ -78,7 +88,7 @@ def names() -> dict[Path, list[Name]]:
 def _names(path: Path) -> Iterator[Name]:
     stem = path.parent.name if path.stem == "__init__" else path.stem
     yield "module", stem.removeprefix("test_")
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ClassDef):
             yield "class", node.name
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -133,12 +143,52 @@ def test_a_class_of_the_core_has_a_name_of_its_own() -> None:
     assert {name for name, count in found.items() if count > 1} == TWO_MEANINGS
 
 
-def prose(source: str) -> Iterator[tuple[int, str]]:
+def types_of(path: Path) -> Iterator[str]:
+    """The classes of a file, and the other names that it gives to types."""
+    for node in parsed(path).body:
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+
+
+def test_a_word_with_one_meaning_names_one_type() -> None:
+    files = [path for path in python_files() if path.relative_to(ROOT).parts[0] != "tests"]
+    found = Counter(name for path in files for name in types_of(path) if name in ONE_MEANING)
+    assert found == dict.fromkeys(ONE_MEANING, 1)
+
+
+def parameters_and_attributes(path: Path) -> Iterator[str]:
+    """What a file's functions take, and what its objects have."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        elif isinstance(node, ast.ClassDef):
+            fields = (each.target for each in node.body if isinstance(each, ast.AnnAssign))
+            yield from (field.id for field in fields if isinstance(field, ast.Name))
+
+
+@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder != "tests"])
+def test_no_parameter_or_attribute_has_a_name_of_the_private_language(folder: str) -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in python_files()
+        if path.relative_to(ROOT).parts[0] == folder
+        for name in parameters_and_attributes(path)
+        if not PRIVATE_WORDS.isdisjoint(words(name))
+    }
+    assert not found, "\n".join(sorted(found))
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
     """The docstrings and comments of a file, each with its line."""
+    source = path.read_text(encoding="utf-8")
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(path)):
         if (
             isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Constant)
@@ -160,7 +210,7 @@ def test_no_docstring_or_comment_is_in_the_private_language(folder: str) -> None
     found = [
         f"{path.relative_to(ROOT)}:{line}: {', '.join(sorted(words))}"
         for path in files
-        for line, text in prose(path.read_text(encoding="utf-8"))
+        for line, text in prose(path)
         if (words := riddles(text))
     ]
     assert not found, "\n".join(found)

@@ -24,7 +24,7 @@ from personae.actors.cluster.ray_cluster import RayCluster, open_ray
 from personae.actors.cluster.remote_process import RemoteLaunch
 from personae.actors.frontend.engine_process import Progress
 from personae.actors.frontend.supervised_engine import MAX_RESTARTS
-from personae.actors.kit.child import Report, log_incident
+from personae.actors.kit.child import ReportIncident, log_incident
 from personae.actors.multi_process import HANG_SECONDS, MultiProcessEngine
 from personae.actors.options import OWN_MTP, ClusterOptions, EngineOptions
 from personae.actors.replicas.launch import MAX_LIVE, SILENCE_SECONDS, launch_replicas
@@ -42,7 +42,7 @@ async def open_cluster(
     cluster: ClusterOptions,
     count: int,
     on_progress: Progress | None = None,
-    report: Report = log_incident,
+    report: ReportIncident = log_incident,
     *,
     most: int | None = None,
     max_restarts: int = MAX_RESTARTS,

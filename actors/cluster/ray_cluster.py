@@ -36,7 +36,7 @@ from personae.actors.cluster.ray_messages import (
     Placed,
     PlaceEngine,
 )
-from personae.actors.cluster.remote_process import Begin
+from personae.actors.cluster.remote_process import StartEngine
 from personae.actors.framing import frame
 from personae.actors.kit.actor import unwrap
 from personae.errors import EngineCoreDied, LoadError
@@ -160,7 +160,7 @@ class RayCluster:
                     self.host, self.nodes = gathered.host, gathered.nodes
             return self._driver
 
-    async def place(self, engine: int) -> Begin:
+    async def place(self, engine: int) -> StartEngine:
         """Wait until there is a node for an engine. Returns a function that starts the engine there."""
         while True:
             driver = await self.connect()

@@ -30,10 +30,10 @@ from personae.errors import EngineCoreDied
 
 ANSWER_SECONDS = 1.0  # how long a node may take to report its engine's last step
 
-Begin = Callable[[Contact], Awaitable[None]]
+StartEngine = Callable[[Contact], Awaitable[None]]
 """Has a node start an engine that calls this contact. Raises LoadError if the node refuses."""
 
-BeginAnywhere = Callable[[], Awaitable[Begin]]
+PlaceEngine = Callable[[], Awaitable[StartEngine]]
 """Waits until there is a node for an engine, and returns how to start it there."""
 
 
@@ -152,7 +152,7 @@ class RemoteLaunch:
     that it requests; `terms` are the other settings that it receives."""
 
     listener: Listener
-    place: BeginAnywhere
+    place: PlaceEngine
     adapters: AdapterFiles
     terms: Contact
 

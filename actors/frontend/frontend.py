@@ -22,7 +22,7 @@ from personae.actors.frontend.ingress import Ingress
 from personae.actors.frontend.queue_stats import by_adapter
 from personae.actors.frontend.streamer import LatestStats, Streamer
 from personae.actors.kit import gauges
-from personae.actors.kit.child import Incident, Report
+from personae.actors.kit.child import Incident, ReportIncident
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.messages import (
@@ -193,9 +193,9 @@ class Frontend:
         self.lost.set()
 
 
-def watch_restarts(report: Report, core: str, lose_engine: Callable[[], None]) -> Report:
-    """Return a `Report` that passes incidents on to `report`, and calls `lose_engine` when the supervisor at
-    path `core` gives up."""
+def watch_restarts(report: ReportIncident, core: str, lose_engine: Callable[[], None]) -> ReportIncident:
+    """Return a `ReportIncident` that passes incidents on to `report`, and calls `lose_engine` when the
+    supervisor at path `core` gives up."""
 
     def watch(incident: Incident) -> None:
         report(incident)

@@ -25,7 +25,7 @@ class Incident:
     restarts: int
 
 
-Report = Callable[[Incident], None]
+ReportIncident = Callable[[Incident], None]
 
 log = logging.getLogger("personae.actors")
 

@@ -42,7 +42,16 @@ from anyio.abc import TaskGroup
 
 from personae.actors.kit.actor import Actor, ActorCell, BaseCell, unwrap
 from personae.actors.kit.bridge import Loop
-from personae.actors.kit.child import Child, ChildRun, Incident, Intensity, Report, Restart, log, log_incident
+from personae.actors.kit.child import (
+    Child,
+    ChildRun,
+    Incident,
+    Intensity,
+    ReportIncident,
+    Restart,
+    log,
+    log_incident,
+)
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.thread import ThreadActor, ThreadCell
 from personae.errors import ActorStopped, PersonaeError, RestartsExhausted, StartFailed
@@ -67,7 +76,7 @@ class Supervisor:
         strategy: Strategy = "one_for_one",
         max_restarts: int = 3,
         within: float = 5.0,
-        report: Report = log_incident,
+        report: ReportIncident = log_incident,
     ) -> None:
         self.path = name
         self.strategy = strategy

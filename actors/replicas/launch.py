@@ -25,7 +25,7 @@ from anyio import to_thread
 from personae.actors.frontend.engine_process import Progress
 from personae.actors.frontend.supervised_engine import MAX_RESTARTS, SupervisedEngine, start_error
 from personae.actors.keeping import Keeper, local_launches
-from personae.actors.kit.child import Incident, Report, log_incident
+from personae.actors.kit.child import Incident, ReportIncident, log_incident
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.multi_process import (
     HANG_SECONDS,
@@ -57,7 +57,7 @@ async def open_replicas(
     options: EngineOptions,
     count: int,
     on_progress: Progress | None = None,
-    report: Report = log_incident,
+    report: ReportIncident = log_incident,
     *,
     most: int | None = None,
     max_restarts: int = MAX_RESTARTS,
@@ -142,7 +142,7 @@ async def launch_replicas(
     options: EngineOptions,
     tokenizer: Tokenizer,
     on_progress: Progress | None = None,
-    report: Report = log_incident,
+    report: ReportIncident = log_incident,
     *,
     max_restarts: int = MAX_RESTARTS,
     hang_seconds: float = HANG_SECONDS,

@@ -37,7 +37,7 @@ class Accepted(msgspec.Struct, frozen=True, tag=True):
     summary: AdapterSummary
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class NotAccepted(msgspec.Struct, frozen=True, tag=True):
     """The AdapterError that was raised."""
 
     message: str
@@ -45,7 +45,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     code: str | None
 
 
-Answer = Accepted | Refused
+Answer = Accepted | NotAccepted
 
 
 class AdapterChecker(Protocol):
@@ -88,7 +88,7 @@ class ProcessChecker:
         """See AdapterChecker. Raises RequestFailed if the process dies of it."""
         request = frame(CheckRequest(str(folder), bounds, most))
         answer: Answer = await to_thread.run_sync(self._ask, request, limiter=self._one)
-        if isinstance(answer, Refused):
+        if isinstance(answer, NotAccepted):
             raise AdapterError(answer.message, param=answer.param, code=answer.code)
         return answer.summary
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from personae.actors.framing import frame, receive_first
-from personae.api.adapters.checker import Accepted, Answer, CheckRequest, Refused
+from personae.api.adapters.checker import Accepted, Answer, CheckRequest, NotAccepted
 from personae.errors import AdapterError
 from personae.lora.upload import check_upload
 
@@ -36,7 +36,7 @@ def _answer(request: CheckRequest) -> Answer:
     try:
         return Accepted(check_upload(Path(request.folder), request.bounds, request.most))
     except AdapterError as error:
-        return Refused(error.message, error.param, error.code)
+        return NotAccepted(error.message, error.param, error.code)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ class KeptLoaded:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._told: dict[str, tuple[str, ...]] = {}  # by base
+        self._loaded: dict[str, tuple[str, ...]] = {}  # by base
 
     def check(self) -> None:
         """Tell each engine, if something has changed for it."""
@@ -25,8 +25,8 @@ class KeptLoaded:
             return
         for base, client in self._engines(registry):
             digests = registry.kept_loaded(base)
-            if digests != self._told.get(base, ()):
-                self._told[base] = digests
+            if digests != self._loaded.get(base, ()):
+                self._loaded[base] = digests
                 client.keep_loaded(digests)
 
     def _engines(self, registry: Registry) -> list[tuple[str, EngineClient]]:

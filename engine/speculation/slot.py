@@ -15,7 +15,7 @@ class SlotState:
         self.tokens = list(log.tokens)
         self.position: int | None = None
         self._proposers = proposers
-        self._told = len(self.tokens)  # how many tokens the proposers know: they learn the others when asked
+        self._known = len(self.tokens)  # how many tokens the proposers know: they learn the others when asked
         self._stops = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else log.eos)
         self._stop_after = log.prompt_length + params.min_tokens
 
@@ -27,9 +27,9 @@ class SlotState:
 
     def propose(self, most: int) -> Draft | None:
         """A guess of at most `most` tokens."""
-        if self._told < len(self.tokens):
-            new = self.tokens[self._told :]
-            self._told = len(self.tokens)
+        if self._known < len(self.tokens):
+            new = self.tokens[self._known :]
+            self._known = len(self.tokens)
             for proposer in self._proposers:
                 proposer.extend(new)
         for proposer in self._proposers:

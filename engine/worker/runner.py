@@ -64,7 +64,7 @@ class Runner(DeviceAdapters):
         self._stages = model.comm.stages
         self._region = model.comm.rank if model.comm.data_parallel else None
         self._tier = tier
-        self._beside = SideStream() if tier is not None and model.device.type == "cuda" else None
+        self._side_stream = SideStream() if tier is not None and model.device.type == "cuda" else None
         self.graphs, self.prefill_graphs = graphs, prefill_graphs
         self.device = model.device
         self.vocab_size = model.config.vocab_size
@@ -100,7 +100,7 @@ class Runner(DeviceAdapters):
         if stores:
             content = self.kv.read_pages([move.page for move in stores])
             keys, owners = [move.key for move in stores], [move.owner for move in stores]
-            self._tier.store(keys, owners, _on_host(content, self._beside))
+            self._tier.store(keys, owners, _on_host(content, self._side_stream))
         fetches: dict[int, list[FetchPage]] = {}
         for move in moves:
             if isinstance(move, ForgetSession):
@@ -399,10 +399,10 @@ class Runner(DeviceAdapters):
         return packed.tokens
 
 
-def _on_host(content: torch.Tensor, beside: SideStream | None) -> Callable[[], PageBytes]:
+def _on_host(content: torch.Tensor, side_stream: SideStream | None) -> Callable[[], PageBytes]:
     """Begin to copy pages to the host, on a GPU in parallel with its steps. The function returns them there,
     and waits until they are. It holds the content until then."""
-    with nullcontext() if beside is None else beside.fork():
+    with nullcontext() if side_stream is None else side_stream.fork():
         host, arrival = to_host(content), DeviceToHostEvent(content.device)
 
     def ready(content: torch.Tensor = content) -> PageBytes:

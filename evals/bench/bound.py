@@ -80,10 +80,10 @@ async def wave(url: str, sent: Sequence[Request]) -> list[Answer]:
 def seconds_a_token(answers: Sequence[Answer]) -> float:
     """The mean seconds per token, from where the last answer has begun to where the first one ends. Events
     may have several tokens, or come with pauses."""
-    told = [list(zip(_times(answer), answer.counts, strict=True)) for answer in answers]
-    begin, end = max(one[0][0] for one in told), min(one[-1][0] for one in told)
+    received = [list(zip(_times(answer), answer.counts, strict=True)) for answer in answers]
+    begin, end = max(one[0][0] for one in received), min(one[-1][0] for one in received)
     each = []
-    for one in told:
+    for one in received:
         (begun, first), *_, (ended, last) = (event for event in one if begin <= event[0] <= end)
         each.append((ended - begun) / (last - first))
     return statistics.fmean(each)

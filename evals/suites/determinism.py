@@ -27,12 +27,12 @@ AGAIN, COMPANY, STREAMED, PREEMPTED, RESTARTED = (
 
 
 class DeterminismSettings(SuiteSettings, frozen=True):
-    """tokens: length of the answers. requests: how many are compared. crowd: how many other requests run at
+    """tokens: length of the answers. requests: how many are compared. others: how many other requests run at
     the same time."""
 
     tokens: int = 48
     requests: int = 4
-    crowd: int = 24
+    others: int = 24
 
 
 class Determinism(Suite):
@@ -107,11 +107,11 @@ class Determinism(Suite):
             await _text(subject, messages(1000 + number), {**fields, "max_tokens": length, "seed": number})
 
         async with anyio.create_task_group() as tasks:
-            for number in range(self._settings.crowd):
+            for number in range(self._settings.others):
                 tasks.start_soon(other, number)
                 if number < len(requests):
                     tasks.start_soon(one, number)
-            for place in range(self._settings.crowd, len(requests)):
+            for place in range(self._settings.others, len(requests)):
                 tasks.start_soon(one, place)
         return answers
 

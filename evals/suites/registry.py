@@ -35,7 +35,7 @@ SMOLLM2: dict[str, Settings] = {
     "bfcl": {"models": "base,tools", "limit": "256"},
     "schemas": {"models": "base,extract"},
     "lora": {"tolerance": "0.4"},
-    "determinism": {"models": "base,tools", "requests": "3", "crowd": "12"},
+    "determinism": {"models": "base,tools", "requests": "3", "others": "12"},
     "acceptance": {},
 }
 """Chosen so that a run takes less than a quarter of an hour on two cores: docs/guide/evals.md."""

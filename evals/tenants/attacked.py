@@ -52,14 +52,14 @@ NOTHING = [math.inf]
 
 
 @dataclass(slots=True)
-class Span:
+class Watched:
     """Measurements of a time span, in seconds."""
 
     first: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     health: list[float] = field(default_factory=list)
 
-    def add(self, other: "Span") -> None:
+    def add(self, other: "Watched") -> None:
         """Add another span's measurements."""
         self.first += other.first
         self.gaps += other.gaps
@@ -70,9 +70,9 @@ class Span:
 class Found:
     """All rounds of one attack. Memory is in bytes."""
 
-    calm: Span = field(default_factory=Span)
-    attacked: Span = field(default_factory=Span)
-    told: Counter[str] = field(default_factory=Counter)
+    calm: Watched = field(default_factory=Watched)
+    attacked: Watched = field(default_factory=Watched)
+    statuses: Counter[str] = field(default_factory=Counter)
     before: int = 0
     most: int = 0
     after: int = 0
@@ -97,7 +97,7 @@ class Found:
             _pair(max(span.gaps or NOTHING) for span in spans),
             _pair(max(span.health or NOTHING) for span in spans),
             " / ".join(f"{size // MIB}" for size in (self.before, self.most, self.after)),
-            ", ".join(f"{count} x {status}" for status, count in self.told.most_common()),
+            ", ".join(f"{count} x {status}" for status, count in self.statuses.most_common()),
         ]
 
 
@@ -130,7 +130,7 @@ class Quiet:
         self._client = client
         self._model = model
         self._rng = random.Random(0)
-        self.span: Span | None = None
+        self.span: Watched | None = None
 
     async def ask(self) -> None:
         """One answer after another, forever."""
@@ -165,9 +165,9 @@ class Quiet:
                 span.health.append(time.perf_counter() - begun)
             await anyio.sleep(HEALTH_SECONDS)
 
-    async def watched(self, seconds: float) -> Span:
+    async def watched(self, seconds: float) -> Watched:
         """Its measurements during the next seconds."""
-        self.span = span = Span()
+        self.span = span = Watched()
         await anyio.sleep(seconds)
         self.span = None
         return span
@@ -233,7 +233,7 @@ async def play(
                 found.calm.add(await quiet.watched(seconds))
 
                 async def attacking() -> None:
-                    found.told += await loud.attack(attack, seconds + 0.5)
+                    found.statuses += await loud.attack(attack, seconds + 0.5)
 
                 async with anyio.create_task_group() as both:
                     both.start_soon(attacking)

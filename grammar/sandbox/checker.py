@@ -23,7 +23,7 @@ from personae.grammar.schema.validate import SchemaValidation, validate_answer
 from personae.grammar.schema.walk import target
 from personae.grammar.spec import GrammarSpec
 
-Part = tuple[GrammarSpec, str]
+AnswerToCheck = tuple[GrammarSpec, str]
 """A spec of kind `json_schema`, and the answer's text."""
 
 _COMMAND = "from personae.grammar.sandbox.checker import main; main()"
@@ -35,7 +35,7 @@ _NOT_FOLLOWED = frozenset({"$dynamicRef", "$recursiveRef", "unevaluatedPropertie
 _OUTCOMES: msgspec.msgpack.Decoder[list[SchemaValidation]] = msgspec.msgpack.Decoder(list[SchemaValidation])
 
 
-def check_at_once(parts: Sequence[Part]) -> list[SchemaValidation] | None:
+def check_at_once(parts: Sequence[AnswerToCheck]) -> list[SchemaValidation] | None:
     """The outcomes, in order. None if it is not certain beforehand that they take only milliseconds.
 
     Raises GrammarError if a schema is malformed.
@@ -97,7 +97,7 @@ class Checker(SandboxServer):
     def __init__(self, limits: SandboxLimits = _LIMITS) -> None:
         super().__init__(_COMMAND, limits, limits)
 
-    def check(self, parts: Sequence[Part]) -> list[SchemaValidation] | None:
+    def check(self, parts: Sequence[AnswerToCheck]) -> list[SchemaValidation] | None:
         """The outcomes, in order. None if they are not known within the limits, or a schema is malformed."""
         with suppress(OSError):  # a time-out is one of them
             for frame in self.ask(b"c", msgspec.msgpack.encode(parts)):
@@ -110,7 +110,7 @@ def main() -> None:
     os.nice(5)
     control = socket.socket(fileno=int(sys.argv[1]))
     limits = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=SandboxLimits)
-    parts = msgspec.msgpack.Decoder(list[Part])
+    parts = msgspec.msgpack.Decoder(list[AnswerToCheck])
 
     def warm_up() -> None:
         validate_answer(GrammarSpec("json_schema", '{"pattern": "a", "format": "date"}'), '"b"')

@@ -103,10 +103,10 @@ class TokenRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 Operation = BeginAnswer | Take | Ask | Keep | Restore | End
-Report = Mask | Veto | TooSlow | TokenRefused
+MaskReply = Mask | Veto | TooSlow | TokenRefused
 
 OPERATIONS: msgspec.msgpack.Decoder[Operation] = msgspec.msgpack.Decoder(Operation)
-REPORTS: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+REPLIES: msgspec.msgpack.Decoder[MaskReply] = msgspec.msgpack.Decoder(MaskReply)
 _encode = msgspec.msgpack.encode
 
 
@@ -140,7 +140,7 @@ class MaskServer:
             return self._limits.masks
         return min(self._limits.mask, self._limits.masks - self._spent.get(operation.id, 0.0))
 
-    def do(self, operation: Operation) -> Iterator[Report]:
+    def do(self, operation: Operation) -> Iterator[MaskReply]:
         """Carry out an operation."""
         if isinstance(operation, End):
             self._matchers.pop(operation.id, None)
@@ -171,7 +171,7 @@ class MaskServer:
         matcher.restore(kept[-1][1])
         return matcher
 
-    def _report(self, operation: BeginAnswer | Take | Ask | Restore) -> Report:
+    def _report(self, operation: BeginAnswer | Take | Ask | Restore) -> MaskReply:
         match operation:
             case BeginAnswer(id=id, budget=budget, tokens=tokens):
                 matcher = self._matchers[id] = self._grammar.matcher(budget)

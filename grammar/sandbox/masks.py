@@ -25,14 +25,14 @@ from personae.errors import GRAMMAR_DELAYED, GRAMMAR_TOO_SLOW, Overloaded, Perso
 from personae.grammar.bitmask import Bitmask
 from personae.grammar.matcher import UNDECIDED, Binding, Snapshot, Undecided, Words
 from personae.grammar.sandbox.mask_server import (
-    REPORTS,
+    REPLIES,
     Ask,
     BeginAnswer,
     End,
     Keep,
     Mask,
+    MaskReply,
     Operation,
-    Report,
     Restore,
     Take,
     TokenRefused,
@@ -241,7 +241,7 @@ class RemoteGrammar:
             end = at + HEAD + length_of(bytes(received[at : at + HEAD]))
             if end > len(received):
                 break
-            report = REPORTS.decode(memoryview(received)[at + HEAD : end])
+            report = REPLIES.decode(memoryview(received)[at + HEAD : end])
             if (answer := self._answers.get(report.id)) is not None:
                 answer.handle(report)
             self._attempts = 0
@@ -465,7 +465,7 @@ class RemoteMatcher(Binding):
             self._mask_report = self._reports
         self._grammar.send(operation)
 
-    def handle(self, report: Report) -> None:
+    def handle(self, report: MaskReply) -> None:
         """Handle a report of the process."""
         number = 0 if isinstance(report, TooSlow) else self._awaited.popleft()
         if not self._awaited and self._since is not None:

@@ -34,7 +34,7 @@ from personae.grammar.schema.spelling import check_spelling
 from personae.grammar.schema.walk import SET
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.elements import Element, Json, Lark, Regex, decode_structure, replace_bound
-from personae.grammar.structure.lark import Bound, lark
+from personae.grammar.structure.lark import BoundElement, lark
 from personae.grammar.structure.sets import places
 from personae.grammar.tracked.places import SETS_COMMENT
 from personae.grammar.tracked.support import uncounted
@@ -53,7 +53,7 @@ def structure_analysis(
     whole = decode_structure(spec.source)
     reads_sets = places(whole) is not None
 
-    def bind(element: Bound) -> Bound:
+    def bind(element: BoundElement) -> BoundElement:
         try:
             match element:
                 case Json():
@@ -75,7 +75,7 @@ def structure_analysis(
             source = f"{SETS_COMMENT}{spec_of_sets}\n{source}"
         return GrammarSpec("lark", source)
 
-    def by_bytes(part: Bound) -> Bound:
+    def by_bytes(part: BoundElement) -> BoundElement:
         if not isinstance(part, Lark):
             return part
         return replace(part, source=over_bytes(part.source, table, part.param))
@@ -97,7 +97,7 @@ def structure_analysis(
     return PendingAnalysis(compile_plan, bounds, entries(element))
 
 
-def _written(element: Bound) -> str:
+def _written(element: BoundElement) -> str:
     """The right side of a rule."""
     match element:
         case Json(schema=schema, strict=strict, compact=compact, any_order=any_order):

@@ -32,8 +32,8 @@ from personae.grammar.structure.elements import (
 _BLANKS = r"[ \t\r\n]"
 _ANY = "(?s:.*)"
 
-Bound = Json | Regex | Lark
-Bind = Callable[[Bound], str]
+BoundElement = Json | Regex | Lark
+Bind = Callable[[BoundElement], str]
 
 
 def lark(element: Element, special: Mapping[str, int], bind: Bind) -> str:

@@ -121,8 +121,8 @@ async def test_the_eval_tells_what_each_sender_got_and_how_long_the_other_waited
         CONTROL: ["200", "200"],
         "itself": ["400 invalid_schema", "400 invalid_schema"],
     }
-    assert min(len(found.calm), len(found.meanwhile)) > 10
+    assert min(len(found.calm), len(found.attacked)) > 10
     for seen in found.rounds.values():
-        assert len(seen.calm) == len(seen.meanwhile) == 2
+        assert len(seen.calm) == len(seen.attacked) == 2
         assert max(seen.calm) <= max(found.calm)
-        assert max(seen.meanwhile) <= max(found.meanwhile)
+        assert max(seen.attacked) <= max(found.attacked)

@@ -55,7 +55,7 @@ def apart(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def test_all_default_suites_run_against_a_server(server: Running, tmp_path: Path) -> None:
     small = ["--count", "1", "--set", "determinism.tokens=8", "--set", "determinism.requests=2"]
-    small += ["--set", "determinism.crowd=3", "--set", "acceptance.every=6", "--set", "schemas.count=3"]
+    small += ["--set", "determinism.others=3", "--set", "acceptance.every=6", "--set", "schemas.count=3"]
     small += ["--set", "schemas.limit=48", "--set", "reasoning.limit=32", "--set", "bfcl.limit=48"]
     models = ["--models", "base", "--models", "triage"]
     done = personae("eval", "run", "--url", server.url, "--out", "results", *models, *small, cwd=tmp_path)

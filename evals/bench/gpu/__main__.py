@@ -50,7 +50,7 @@ from personae.evals.bench.gpu.repeats import repeat_checks
 from personae.evals.bench.gpu.report import check_entry, markdown
 from personae.evals.bench.gpu.served import served_checks
 from personae.evals.bench.gpu.tables import (
-    Row,
+    ReportRow,
     attention_table,
     pointwise_table,
     product_table,
@@ -97,7 +97,7 @@ def check_parts(
 
 def table_parts(
     roofline: Roofline, generator: torch.Generator, deadline: Deadline
-) -> dict[str, Callable[[], Iterable[Row]]]:
+) -> dict[str, Callable[[], Iterable[ReportRow]]]:
     """The tables by their titles, the most important first."""
     return {
         "The engine's decode step": lambda: engine_table(rig(generator)),
@@ -131,7 +131,7 @@ class Findings:
     def __init__(self, folder: Path, report: dict[str, Any], again: Callable[[float], Never]) -> None:
         self._folder, self._report, self._again = folder, report, again
         self.checks: list[dict[str, Any]] = report["checks"]
-        self.tables: dict[str, list[Row]] = report["tables"]
+        self.tables: dict[str, list[ReportRow]] = report["tables"]
 
     @classmethod
     def of(

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Row = dict[str, Any]
-Tables = Mapping[str, Sequence[Row]]
+ReportRow = dict[str, Any]
+Tables = Mapping[str, Sequence[ReportRow]]
 DECODE_STEPS = "A decode step, context 1024, with adapters"
 SLOWER, ROOFLINE = "slower by %", "of the roofline"
 LOW = 0.7  # of the roofline: below, a kernel needs a reason or a mend
@@ -42,7 +42,7 @@ def kernel_goals(tables: Tables) -> list[Goal]:
     """The goals of decode steps of an 8B shape."""
     rows = tables.get(DECODE_STEPS, ())
 
-    def worst(take: Callable[[Row], bool]) -> float | None:
+    def worst(take: Callable[[ReportRow], bool]) -> float | None:
         return max((row[SLOWER] for row in rows if SLOWER in row and take(row)), default=None)
 
     shares = [row[ROOFLINE] for row in rows if ROOFLINE in row]
@@ -58,7 +58,7 @@ def kernel_goals(tables: Tables) -> list[Goal]:
     ]
 
 
-def _of_nobody(row: Row) -> bool:
+def _of_nobody(row: ReportRow) -> bool:
     return str(row["adapters"]).startswith("none")
 
 
@@ -92,7 +92,7 @@ def low_lines(tables: Tables) -> list[str]:
     return lines
 
 
-def served_table(folder: Path) -> list[Row]:
+def served_table(folder: Path) -> list[ReportRow]:
     """A row for each load: tokens per second, and seconds to the first token and between tokens."""
     found = []
     for path in sorted(folder.glob("load-*/report.json")):
@@ -114,7 +114,7 @@ def served_table(folder: Path) -> list[Row]:
     return sorted(found, key=lambda row: (row["clients"], row["load"]))
 
 
-def served_goals(loads: Sequence[Row], bundled: Sequence[Row] | None) -> list[Goal]:
+def served_goals(loads: Sequence[ReportRow], bundled: Sequence[ReportRow] | None) -> list[Goal]:
     """CPU parity of the bundled model, the price of a schema, and that no request failed."""
     rate = {(row["load"], row["clients"]): row["tokens/s"] for row in loads}
     bound, free = rate.get(("bound", 64)), rate.get(("adapters", 64))

@@ -47,14 +47,14 @@ from personae.kernels.sampling import SamplingRows, choose
 from personae.kernels.sgmv import WorkList, sgmv
 from personae.kernels.side_stream import SideStream
 
-Row = dict[str, Any]
+ReportRow = dict[str, Any]
 CONTEXT = 1024
 COPIES = 4  # layers with different weights: 1.7 GB, far more than the cache
 NOBODY = "none, by the graph for adapters (the engine has one without)"
 CUDA = torch.device("cuda")
 
 
-def step_table(roofline: Roofline, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
+def step_table(roofline: Roofline, generator: torch.Generator, deadline: Deadline) -> Iterator[ReportRow]:
     """Decode steps with context 1024: per layer, the base alone and with adapters on all seven modules;
     shrink in parallel with the base's products as in the engine's graphs, and after them on one stream.
 
@@ -98,7 +98,7 @@ def slower(time: float, base: float) -> float:
     return 100 * (time / base - 1)
 
 
-def sgmv_table(roofline: Roofline, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
+def sgmv_table(roofline: Roofline, generator: torch.Generator, deadline: Deadline) -> Iterator[ReportRow]:
     """SGMV alone, all four groups of a layer, compared with cuBLAS in a loop over adapters and modules, and
     with vLLM's kernels."""
     for batch in (1, 16, 64):
@@ -116,7 +116,7 @@ def sgmv_table(roofline: Roofline, generator: torch.Generator, deadline: Deadlin
             copies = max(2, min(128, int(300e6 / mix.lora_bytes)))
             adapters = make_adapters(mix.ranks, copies, torch.bfloat16, generator)
             time = replay_time(sgmv_calls(adapters, work_list(mix.rows, batch, CUDA), copies, x, ys))
-            row: Row = {"rows": batch, "adapters": mix.name, "us a layer": time}
+            row: ReportRow = {"rows": batch, "adapters": mix.name, "us a layer": time}
             row[ROOFLINE] = roofline.floor(mix.lora_bytes) / time
             row["torch, one by one us"] = replay_time(one_by_one(mix, x, ys, generator))
             row["vLLM us"] = vllm_lora(mix, copies, x, ys, generator)
@@ -184,7 +184,9 @@ ATTENTION: dict[str, list[tuple[int, int]]] = {
 }
 
 
-def attention_table(roofline: Roofline, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
+def attention_table(
+    roofline: Roofline, generator: torch.Generator, deadline: Deadline
+) -> Iterator[ReportRow]:
     """One layer's attention, torch's own, which has no pages and takes only rows of one length, and
     vLLM's Triton kernel."""
     for name, rows in ATTENTION.items():
@@ -229,7 +231,7 @@ def attention_calls(q: Tensor, caches: list[Tensor], batch: AttentionBatch) -> l
     return [partial(paged_attention, q, c[0], c[1], batch, DIM**-0.5) for c in caches]
 
 
-def product_table(roofline: Roofline, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
+def product_table(roofline: Roofline, generator: torch.Generator, deadline: Deadline) -> Iterator[ReportRow]:
     """The products of a layer with weights in few bits, and cuBLAS's with plain weights."""
     for tokens in (1, 16, 64, 2048):
         x = {
@@ -251,7 +253,7 @@ def product_table(roofline: Roofline, generator: torch.Generator, deadline: Dead
             del calls
 
 
-def pointwise_table(roofline: Roofline, generator: torch.Generator) -> Iterator[Row]:
+def pointwise_table(roofline: Roofline, generator: torch.Generator) -> Iterator[ReportRow]:
     """The fused norm and the activation against the bytes they must move."""
     for tokens in (64, 2048):
         x, residual = (noise((tokens, HIDDEN), torch.bfloat16, generator) for _ in "xr")
@@ -267,7 +269,7 @@ def pointwise_table(roofline: Roofline, generator: torch.Generator) -> Iterator[
             yield {"tokens": tokens, "operator": name, "us": time, "floor us": floor, ROOFLINE: floor / time}
 
 
-def sampling_table(roofline: Roofline, generator: torch.Generator) -> Iterator[Row]:
+def sampling_table(roofline: Roofline, generator: torch.Generator) -> Iterator[ReportRow]:
     """Tokens from logits over 128256 ids, and torch's; copies of parameters and launches are included."""
     for count in (1, 64, 256):
         logits = 3 * noise((count, VOCAB), torch.float32, generator)

@@ -23,7 +23,7 @@ IGNORED = -100
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TrainingRow:
     """One row of a batch. `branch` is 0 for what is shared, then 1, 2, … for the questions."""
 
     ids: list[int]
@@ -53,12 +53,12 @@ class Encoder:
         """The prompt of messages with tools."""
         return self.template.render(msgspec.convert(messages, list[Message]), tools=tools or None)
 
-    def row(self, scene: Scene, longest: int) -> Row | None:
+    def row(self, scene: Scene, longest: int) -> TrainingRow | None:
         """The scene as a row of at most so many tokens; None if not even one question fits."""
         turns = [self._conversation(scene, turn) for turn in scene.turns]
         shared = _common([ids[:first] for ids, _, first in turns])
         begin = turns[0][0][:shared]
-        row = Row(begin, list(range(shared)), [0] * shared, [IGNORED] * shared)
+        row = TrainingRow(begin, list(range(shared)), [0] * shared, [IGNORED] * shared)
         added = 0
         for ids, labels, _ in turns:
             own = len(ids) - shared
@@ -111,7 +111,7 @@ class Batch:
     labels: torch.Tensor
 
     @classmethod
-    def of(cls, rows: list[Row], pad: int) -> "Batch":
+    def of(cls, rows: list[TrainingRow], pad: int) -> "Batch":
         """The batch of rows."""
         longest = -(-max(len(row.ids) for row in rows) // 16) * 16
 

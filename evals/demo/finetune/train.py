@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from personae.evals.demo.finetune.attention import GROUPED
-from personae.evals.demo.finetune.encode import Batch, Encoder, Row
+from personae.evals.demo.finetune.encode import Batch, Encoder, TrainingRow
 from personae.evals.demo.finetune.scene import Scene
 from personae.evals.demo.finetune.tasks import TRAINED
 
@@ -32,10 +32,10 @@ WEIGHTS, STATE, LOG = "adapter_model.safetensors", "state.pt", "log.jsonl"
 
 def rows_of_step(
     make: Callable[..., Scene], encoder: Encoder, seed: int, step: int, tokens: int, longest: int
-) -> list[Row]:
+) -> list[TrainingRow]:
     """The rows of one step: scenes of training, up to so many tokens."""
     rng = random.Random(f"{seed}:{step}")
-    rows: list[Row] = []
+    rows: list[TrainingRow] = []
     total = 0
     while True:
         row = encoder.row(make(rng, test=False, turns=rng.choice((4, 5, 6))), longest)
@@ -61,7 +61,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(self._kept, lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
         self._rate, self._steps = rate, steps
 
-    def step(self, index: int, rows: list[Row]) -> float:
+    def step(self, index: int, rows: list[TrainingRow]) -> float:
         """One step of AdamW on the answers of the rows; the mean loss of their tokens."""
         total = sum(sum(label >= 0 for label in row.labels) for row in rows)
         loss = 0.0
@@ -142,7 +142,7 @@ class Trainer:
         return 0
 
 
-def _alike(rows: list[Row]) -> list[list[Row]]:
+def _alike(rows: list[TrainingRow]) -> list[list[TrainingRow]]:
     """The rows in parts of like length, so that little is padded."""
     ordered = sorted(rows, key=lambda row: len(row.ids))
     return [ordered[at : at + 1] for at in range(len(ordered))]

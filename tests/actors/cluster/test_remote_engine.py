@@ -27,7 +27,7 @@ from personae.actors.cluster.contact import Contact, Dial
 from personae.actors.cluster.dial import dial
 from personae.actors.cluster.identity import ENGINE, new_identity
 from personae.actors.cluster.listener import Listener, open_listener
-from personae.actors.cluster.remote_process import Begin, RemoteLaunch, RemoteProcess
+from personae.actors.cluster.remote_process import RemoteLaunch, RemoteProcess, StartEngine
 from personae.actors.in_process import open_in_process
 from personae.actors.options import EngineOptions
 from personae.actors.replicas.launch import launch_replicas
@@ -62,7 +62,7 @@ class Node:
         listener.admit(self.identity.certificate)
         self.terms = Contact(cache=str(tmp_path / "cache"))
 
-    async def place(self) -> Begin:
+    async def place(self) -> StartEngine:
         async def begin(contact: Contact) -> None:
             Thread(target=self._run, args=(Dial(contact, self.identity),), daemon=True).start()
 

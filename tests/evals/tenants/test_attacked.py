@@ -13,7 +13,7 @@ from live_server import serving
 from personae.api.app import create_app
 from personae.api.batches.input import check
 from personae.api.settings import ApiSettings
-from personae.evals.tenants.attacked import COLUMNS, Found, Span, keys_in, p99
+from personae.evals.tenants.attacked import COLUMNS, Found, Watched, keys_in, p99
 from personae.evals.tenants.attacks import ATTACKS, BODY, Way, http_request, sender
 
 
@@ -44,14 +44,16 @@ def test_the_attackers_process_says_what_its_clients_were_told(tmp_path: Path, w
 
 
 def test_the_row_of_an_attack_has_every_column_but_its_name_and_the_others_share() -> None:
-    found = Found(Span([0.1], [0.01], [0.002]), Span([0.15], [0.03], [0.004]), before=2**20, after=3 * 2**20)
+    found = Found(
+        Watched([0.1], [0.01], [0.002]), Watched([0.15], [0.03], [0.004]), before=2**20, after=3 * 2**20
+    )
     assert len(found.row()) == len(COLUMNS) - 2
     assert found.row()[:5] == ["100 / 150", "100 / 150", "1.50", "10 / 30", "2 / 4"]
     assert found.kept == 2
 
 
 def test_a_tenant_that_got_nothing_at_all_is_no_better_than_one_that_waited() -> None:
-    found = Found(Span([0.1], [0.01], [0.002]))
+    found = Found(Watched([0.1], [0.01], [0.002]))
     assert found.row()[1] == "100 / inf"
     assert found.ratio == float("inf")
     assert p99([0.3, 0.1, 0.2]) == 0.3
