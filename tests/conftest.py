@@ -2,6 +2,7 @@
 
 import gc
 from collections import Counter
+from itertools import chain, zip_longest
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,27 @@ settings.load_profile("repeatable")
 # The models here are tiny: a second thread costs more than it brings, far more when the cores are shared.
 torch.set_num_threads(1)
 
-# Files that take a worker a minute and more, the longest first. They begin first, so that no core is idle at
-# the end.
+# Files whose tests wait for processes, browsers and restarts. They begin early, among those that compute: at
+# the end they would leave the cores idle.
+WAITING = (
+    "api/test_killed_frontend.py",
+    "actors/test_in_process_on_a_gpu.py",
+    "api/test_two_processes.py",
+    "evals/test_kills.py",
+    "api/test_other_posix.py",
+    "api/test_rolling_restart.py",
+    "evals/test_durability.py",
+    "api/base_models/test_served.py",
+    "api/console/test_browser.py",
+    "api/console/test_chat.py",
+    "api/console/test_restart.py",
+    "api/console/test_accessibility.py",
+    "api/console/test_tenants.py",
+    "api/console/test_adapters.py",
+    "api/console/test_evals.py",
+    "evals/test_speculation.py",
+)
+# Files that take a worker a minute and more, the longest first. They begin first for the same reason.
 SLOW = (
     "engine/test_dry_run.py",
     "evals/bench/test_gpu_dry_run.py",
@@ -32,6 +52,7 @@ SLOW = (
     "kernels/ptx/test_kernels.py",
     "kernels/test_cpu.py",
     "simulation/test_replicas.py",
+    "simulation/test_flood_over_replicas.py",
     "kernels/test_neon.py",
     "kernels/test_blocks.py",
     "grammar/sandbox/test_forkserver.py",
@@ -59,10 +80,11 @@ TESTS = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow files first, then those with the most tests."""
+    """Slow files and those that wait in turn, then those with the most tests."""
     tests = Counter(item.path for item in items)
-    turn = {TESTS / name: place for place, name in enumerate(SLOW)}
-    items.sort(key=lambda item: (turn.get(item.path, len(SLOW)), -tests[item.path]))
+    in_turn = chain.from_iterable(zip_longest(SLOW, WAITING))
+    turn = {TESTS / name: place for place, name in enumerate(filter(None, in_turn))}
+    items.sort(key=lambda item: (turn.get(item.path, len(turn)), -tests[item.path]))
 
 
 gc.disable()  # until the first test: what is imported is no garbage
