@@ -9,15 +9,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from personae.engine.scheduling.step_time import StepCost
 from personae.engine.speculation.proposer import Draft
 
 FADE = 0.95  # weight that old counts keep with each new one
 KIND_FADE = 0.998  # the same for all drafts of one kind, when a draft is not tried
 GUESS = 0.5  # the acceptance rate that is assumed without any data
 TRUST = 2.0  # how many counted drafts a prior estimate is worth
-DEAR = 1.25  # the assumed time of a step of two tokens over that of one, before steps were measured
-STEPS = 8  # steps of one size that are measured before their time is trusted
-LATEST = 256  # steps of all sizes whose times are remembered
+LATEST = 64  # measured times whose mean counts
 VAIN = 4  # steps without a draft that is worth trying, after which the policy rests
 PASS = 0.15  # the assumed time of a pass of the draft model over that of a step, before both were measured
 THRIFT = 0.8  # a draft that is there is taken if it is at least this likely, relative to the draft model's
@@ -104,7 +103,7 @@ class Mean:
 
     def add(self, value: float) -> None:
         """One more value."""
-        self.count = min(self.count + 1, 8 * STEPS)
+        self.count = min(self.count + 1, LATEST)
         self.value += (value - self.value) / self.count
 
 
@@ -140,100 +139,12 @@ class Always:
         """See Policy."""
 
 
-class StepTable:
-    """The time of steps by their tokens, learnt from measured steps with fading weights.
-
-    Between steps of two sizes the time is noisy, and of many sizes one is always fast by chance. So the time
-    of each size counts as much as there are measurements of it, and otherwise a line through all sizes does.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._seconds: dict[int, float] = {}
-        self._seen: dict[int, int] = defaultdict(int)
-        self._line = _Line()
-
-    def observe(self, tokens: int, seconds: float) -> None:
-        """A step took `seconds`. A step that took far longer than similar ones counts as twice as long as
-        these, because something else delayed the machine."""
-        if tokens > self._most:
-            return
-        seen = self._seen[tokens] = min(self._seen[tokens] + 1, 4 * STEPS)
-        old = self._seconds.get(tokens, seconds)
-        seconds = min(seconds, 2 * old)
-        self._seconds[tokens] = old + (seconds - old) / seen
-        self._line.add(tokens, seconds)
-
-    def ratios(self, tokens: int, most: int) -> list[float]:
-        """How much longer a step takes with 0 to `most` additional tokens."""
-        base, slope = self._at(tokens), self._line.slope
-        found = [1.0]
-        for more in range(1, most + 1):
-            if base is None:
-                found.append(1 + more * _prior(tokens))
-                continue
-            expected = base + more * slope
-            seen = self._seen.get(tokens + more, 0)
-            if seen:
-                weight = seen / (seen + STEPS)
-                expected += weight * (self._seconds[tokens + more] - expected)
-            found.append(max(expected / base, 1.0))
-        return found
-
-    def seconds(self, tokens: int) -> float | None:
-        """The time of a step of so many tokens, or of the next larger one that is known; None if none is."""
-        known = [size for size, seen in self._seen.items() if seen >= STEPS]
-        size = min((size for size in known if size >= tokens), default=max(known, default=None))
-        return None if size is None else self._seconds[size]
-
-    def _at(self, tokens: int) -> float | None:
-        """The time of a step of so many tokens; None as long as too little is known."""
-        if self._seen.get(tokens, 0) >= STEPS:
-            return self._seconds[tokens]
-        return self._line.at(tokens) if self._line.count >= STEPS else None
-
-
-class _Line:
-    """A line through the times of the latest steps, by their tokens. Where their sizes hardly differ it has
-    the assumed slope."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._tokens = self._seconds = self._spread = self._common = 0.0  # means, variance and covariance
-
-    def add(self, tokens: int, seconds: float) -> None:
-        """One more step."""
-        self.count = min(self.count + 1, LATEST)
-        share = 1 / self.count
-        off, late = tokens - self._tokens, seconds - self._seconds
-        self._tokens += share * off
-        self._seconds += share * late
-        self._spread += share * ((1 - share) * off * off - self._spread)
-        self._common += share * ((1 - share) * off * late - self._common)
-
-    @property
-    def slope(self) -> float:
-        """Seconds for each additional token."""
-        assumed = self._seconds * _prior(self._tokens)
-        return max((self._common + assumed) / (self._spread + 1), 0.0)
-
-    def at(self, tokens: int) -> float:
-        """The time of a step of so many tokens."""
-        found = self._seconds + (tokens - self._tokens) * self.slope
-        return max(found, self._seconds * min(tokens / max(self._tokens, 1), 1))
-
-
-def _prior(tokens: float) -> float:
-    """The assumed time of one more token over that of a step of so many, if times are on a line."""
-    return (DEAR - 1) / (1 + (DEAR - 1) * max(tokens - 1, 0))
-
-
 class Measured:
     """Tries as many drafts as pay off. `most`: tokens of the largest step that is considered."""
 
     def __init__(self, most: int = 64) -> None:
-        self._table = StepTable(most)
-        self._passes = StepTable(most)
+        self._steps = StepCost()
+        self._passes = StepCost()
         self._most = most
         self._kinds: dict[tuple[str, int], Record] = defaultdict(Record)
         self._waiting = Mean()  # seconds for each row from step to step, less a step's time
@@ -282,8 +193,8 @@ class Measured:
 
     def _delay(self, rows: int) -> float:
         """How much longer a step takes that waits for the results of the step before."""
-        step = self._table.seconds(rows)
-        if step is None or not (self._waiting.count and self._ahead.count):
+        step = self._steps.of(rows)
+        if not (step and self._waiting.count and self._ahead.count):
             return 1.0
         return max((step + rows * self._waiting.value) / (step + rows * self._ahead.value), 1.0)
 
@@ -302,11 +213,11 @@ class Measured:
         counts = [0] * len(candidates)
         best, total, chosen, passes = 1.0, 0.0, 0, 0
         gains = gains[: max(self._most - tokens, 0)]
-        ratios = self._table.ratios(tokens, len(gains))
+        longer = self._longer(tokens)
         for count, (chance, _, depth) in enumerate(gains, 1):
             total += chance
             passes = max(passes, depth)
-            speed = (tokens + total) / tokens / (ratios[count] + passes * pass_time)
+            speed = (tokens + total) / tokens / (1 + count * longer + passes * pass_time)
             if speed > best:
                 best, chosen = speed, count
         for _, row, _ in gains[:chosen]:
@@ -315,10 +226,15 @@ class Measured:
             return 1.0, [0] * len(candidates)
         return best, counts
 
+    def _longer(self, tokens: int) -> float:
+        """How much longer a step of `tokens` tokens takes with one more, as a share of its time."""
+        step = self._steps.of(tokens)
+        return self._steps.each / step if step > 0 else 1 / (tokens + 8)
+
     def _pass_time(self, tokens: int, rows: int) -> float:
         """How long a pass of the draft model over `rows` tokens takes, in steps of `tokens` tokens."""
-        step, drafting = self._table.seconds(tokens), self._passes.seconds(rows)
-        return PASS if step is None or drafting is None else drafting / step
+        step, drafting = self._steps.of(tokens), self._passes.of(rows)
+        return drafting / step if step > 0 and drafting > 0 else PASS
 
     def _chances(self, candidate: Candidate) -> list[float]:
         each = self._rate(candidate)
@@ -337,8 +253,8 @@ class Measured:
 
     def paced(self, tokens: int, seconds: float, *, ahead: bool) -> None:
         """See Policy."""
-        step = self._table.seconds(tokens)
-        if step is not None and seconds < PAUSE * step:
+        step = self._steps.of(tokens)
+        if seconds < PAUSE * step:
             (self._ahead if ahead else self._waiting).add((seconds - step) / tokens)
 
     def verified(self, candidate: Candidate, computed: int, accepted: int) -> None:
@@ -348,4 +264,5 @@ class Measured:
 
     def took(self, tokens: int, seconds: float) -> None:
         """See Policy."""
-        self._table.observe(tokens, seconds)
+        if tokens <= self._most:
+            self._steps.observe(tokens, seconds)

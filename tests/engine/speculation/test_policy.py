@@ -2,9 +2,10 @@
 
 import pytest
 
-from personae.engine.speculation.policy import STEPS, Candidate, Measured, Record
+from personae.engine.speculation.policy import Candidate, Measured, Record
 from personae.engine.speculation.proposer import Draft
 
+STEPS = 8  # of each size
 DRAFT = Draft((1, 2, 3, 4, 5, 6, 7), "ngram", 8)
 
 
