@@ -40,7 +40,7 @@ from msgspec.structs import replace
 from personae.actors.cluster import ray_cluster
 from personae.actors.cluster.launch import open_cluster
 from personae.actors.frontend.engine_process import EngineProcess
-from personae.actors.kit.child import Incident, Report
+from personae.actors.kit.child import Incident, ReportIncident
 from personae.actors.multi_process import MultiProcessEngine, open_multi_process
 from personae.actors.options import ClusterOptions, EngineOptions
 from personae.actors.replicas.launch import open_replicas
@@ -217,7 +217,7 @@ async def here(
 
 @asynccontextmanager
 async def on_ray(
-    options: EngineOptions, replicas: int, restarts: int, report: Report
+    options: EngineOptions, replicas: int, restarts: int, report: ReportIncident
 ) -> AsyncIterator[tuple[MultiProcessEngine, Strike]]:
     """Engines on the nodes of a cluster, with a planted fault, and a function that takes a node down."""
     nodes = await to_thread.run_sync(RayNodes, replicas)

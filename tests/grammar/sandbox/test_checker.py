@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from personae.evals.hostile import retried
-from personae.grammar.sandbox.checker import Checker, Part, check_at_once
+from personae.grammar.sandbox.checker import AnswerToCheck, Checker, check_at_once
 from personae.grammar.sandbox.server import SandboxLimits
 from personae.grammar.schema.validate import validate_answer
 from personae.grammar.spec import GrammarSpec
@@ -15,7 +15,7 @@ from personae.grammar.spec import GrammarSpec
 UNIQUE = {"type": "array", "uniqueItems": True}
 
 
-def part(schema: Any, answer: str) -> Part:
+def part(schema: Any, answer: str) -> AnswerToCheck:
     return GrammarSpec("json_schema", json.dumps(schema), strict=False), answer
 
 
