@@ -46,7 +46,8 @@ from personae.grammar.masks import allocate_bitmask
 from personae.grammar.matcher import UNDECIDED, Binding, Words
 from personae.kernels.counter_rng import stream
 from personae.kernels.masks import Scratch
-from personae.kernels.sampling import SamplingRows, choose, overwrites
+from personae.kernels.operators import choose
+from personae.kernels.sampling import SamplingRows, overwrites
 from personae.kernels.upload import upload, uploads
 
 ASK_PATIENCE = 0.004

@@ -3,20 +3,18 @@
 The backend takes the weights over and packs them in its own layout. The caller's tensors may be freed.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from personae.kernels.attention import AttentionBatch
+from personae.kernels.moe import Routing
 from personae.kernels.quantized import QuantizedWeight
 from personae.kernels.registry import optional
 from personae.kernels.sgmv import RankTable, WorkList
-
-if TYPE_CHECKING:
-    from personae.kernels.moe import Routing
 
 Weight = Tensor | QuantizedWeight
 """The weight of a linear module: [outputs, inputs]."""
@@ -49,7 +47,7 @@ class ExpertsWeights:
 
     router: LinearWeights
     mlps: tuple[MlpWeights, ...]
-    routing: "Routing"
+    routing: Routing
     correction: Tensor | None
     shared_gate: LinearWeights | None
 
@@ -220,3 +218,13 @@ def pack_linear(linear: LinearWeights, dtype: torch.dtype) -> PackedLinear | Non
     backend = optional("pack_linear", linear.weight.device, dtype)
     packed: PackedLinear | None = None if backend is None else backend(linear, dtype)
     return packed
+
+
+GroupedLinear = Callable[[Tensor, Sequence[PackedLinear], Sequence[int]], Tensor]
+"""(x [N, inputs], packed weights of one shape without biases, counts) -> [N, outputs]: the first counts[0]
+rows of x times the first weight, and so on. The bits are those of each weight's own product."""
+
+
+def grouped_linear(device: torch.device, dtype: torch.dtype) -> GroupedLinear | None:
+    """All products in one call, by the backend that packed the weights; None if it has no such operator."""
+    return optional("grouped_linear", device, dtype)

@@ -14,10 +14,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from personae.kernels import reference_latent
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.reference import dequantize_kv
-from personae.kernels.registry import Operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +83,3 @@ class LatentPlan:
         for prompt in self.prompts:
             seen[prompt.tokens] = 0
         return row, seen
-
-
-latent_attention = Operator(reference_latent.latent_attention)

@@ -30,19 +30,6 @@ FP8_MAX = 448.0
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 QUERY_BLOCK = 256  # bounds the score matrix of a long prefill chunk
 
-OPERATORS = (
-    "append_kv",
-    "paged_attention",
-    "sgmv",
-    "rms_norm",
-    "add_rms_norm",
-    "rotary",
-    "silu_and_mul",
-    "gelu_and_mul",
-    "choose",
-)
-"""The operators that backends implement, with these names and signatures."""
-
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension (https://arxiv.org/abs/1910.07467).

@@ -28,15 +28,26 @@ import torch
 from torch import Tensor
 
 from personae.errors import KernelError
-from personae.kernels import reference as references
 
+OPERATORS = (
+    "append_kv",
+    "paged_attention",
+    "sgmv",
+    "rms_norm",
+    "add_rms_norm",
+    "rotary",
+    "silu_and_mul",
+    "gelu_and_mul",
+    "choose",
+)
+"""The operators that backends implement, with these names and signatures."""
 BACKENDS = {"cpu": ("cpu",), "cuda": ("triton", "flash", "flashinfer")}
 """By type of device, best first."""
 REFERENCE = "reference"
 ALL = "*"  # in overrides: every operator without its own override
 NAMES = frozenset(
     {
-        *references.OPERATORS,
+        *OPERATORS,
         "begin_sgmv",
         "fuse",
         "packed_layout",

@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from personae.kernels import reference
 from personae.kernels.counter_rng import again
-from personae.kernels.registry import Operator, optional
+from personae.kernels.registry import optional
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +37,6 @@ class SamplingRows:
             again(self.streams[rows], attempt),
             self.positions[rows],
         )
-
-
-choose = Operator(reference.choose)
 
 
 def overwrites(device: torch.device) -> bool:

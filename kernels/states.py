@@ -12,9 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from personae.kernels import reference_states
 from personae.kernels.attention import AttentionBatch
-from personae.kernels.registry import Operator
 from personae.kernels.upload import uploads
 
 WINDOW = 16  # tokens
@@ -129,7 +127,3 @@ def plan_states(batch: AttentionBatch, page_size: int) -> StatePlan:
         places=place // page_size * kept + place % page_size % kept,
         out=places,
     )
-
-
-gated_delta = Operator(reference_states.gated_delta)
-selective_state = Operator(reference_states.selective_state)

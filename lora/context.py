@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from personae.kernels.decoder import LoraStep
-from personae.kernels.sgmv import Finish
+from personae.kernels.sgmv_calls import Finish
 
 RoutedLora = Callable[[int, str, Tensor], Finish]
 """`LoraContext.begin` of rows that a router has sorted."""

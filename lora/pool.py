@@ -17,7 +17,8 @@ import torch
 from personae.errors import AdapterError, Overloaded
 from personae.kernels.decoder import MODULES, LoraStack
 from personae.kernels.memory import Memory, memory_of
-from personae.kernels.sgmv import RANK_PAGE, RankTable, WeightPool, sgmv_calls
+from personae.kernels.sgmv import RANK_PAGE, RankTable, WeightPool
+from personae.kernels.sgmv_calls import sgmv_calls
 from personae.kernels.upload import upload
 from personae.lora.adapter import Adapter
 from personae.lora.base import BaseWeights

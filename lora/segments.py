@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from personae.kernels.decoder import LoraStep
-from personae.kernels.sgmv import Finish, WorkList
+from personae.kernels.sgmv import WorkList
+from personae.kernels.sgmv_calls import Finish
 from personae.kernels.side_stream import SideStream
 from personae.kernels.upload import upload, uploads
 from personae.lora.context import RoutedLora

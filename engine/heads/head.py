@@ -18,7 +18,8 @@ from personae.engine.layers.norm import Norm, RMSNorm
 from personae.engine.layers.rotary import RopeConfig, rotary_tables
 from personae.engine.layers.step import ForwardContext
 from personae.engine.quantization.base import Scheme
-from personae.kernels.attention import AttentionBatch, AttentionShape, attention_backend
+from personae.kernels.attention import AttentionBatch, AttentionShape
+from personae.kernels.attention_backend import attention_backend
 from personae.kernels.decoder import Weight
 
 

@@ -12,9 +12,9 @@ from personae.engine.layers.linear import Linear
 from personae.engine.layers.norm import Norm
 from personae.engine.layers.rotary import RopeConfig
 from personae.engine.layers.step import ForwardContext
-from personae.kernels.attention import ScoreChange, append_kv
+from personae.kernels.attention import ScoreChange
 from personae.kernels.decoder import Weight
-from personae.kernels.rotary import rotary
+from personae.kernels.operators import append_kv, rotary
 from personae.lora.shards import INPUTS, OUTPUTS, Shard, joined
 from personae.lora.sites import LoraSite, sites
 

@@ -15,9 +15,8 @@ from personae.engine.layers.block import BlockContext, KVSpec, UndividedBlock, U
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.norm import Norm, RMSNorm
 from personae.engine.layers.step import ForwardContext
-from personae.kernels.attention import append_latent
 from personae.kernels.decoder import Weight
-from personae.kernels.states import gated_delta
+from personae.kernels.operators import append_latent, gated_delta
 from personae.lora.sites import LoraSite
 
 PLAIN = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")

@@ -18,11 +18,10 @@ from personae.engine.layers.norm import Norm, RMSNorm
 from personae.engine.layers.rotary import RopeConfig, score_scale
 from personae.engine.layers.step import ForwardContext
 from personae.engine.quantization.unquantized import Unquantized
-from personae.kernels.attention import append_latent
 from personae.kernels.decoder import Weight
-from personae.kernels.latent_attention import LatentPlan, LatentRow, latent_attention
+from personae.kernels.latent_attention import LatentPlan, LatentRow
+from personae.kernels.operators import append_latent, latent_attention, rotary
 from personae.kernels.reference_latent import MOST_NUMBERS, prompt_attention
-from personae.kernels.rotary import rotary
 from personae.lora.context import LoraContext
 from personae.lora.sites import LoraSite
 

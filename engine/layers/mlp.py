@@ -13,8 +13,8 @@ from personae.engine.layers.block import BlockContext
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.norm import Norm
 from personae.engine.layers.step import ForwardContext
-from personae.kernels.activation import gelu_and_mul, silu_and_mul, swiglu_clamped
 from personae.kernels.decoder import MlpWeights, Weight
+from personae.kernels.operators import gelu_and_mul, silu_and_mul, swiglu_clamped
 from personae.lora.shards import INPUTS, OUTPUTS, Shard, joined
 from personae.lora.sites import LoraSite
 

@@ -23,8 +23,16 @@ from personae.engine.parallel.expert_placement import (
 from personae.engine.quantization.base import Backend, LinearMethod, Product, StoredParts, load
 from personae.engine.quantization.unquantized import BatchInvariant, Unquantized
 from personae.kernels import reference
-from personae.kernels.decoder import ExpertsWeights, LinearWeights, MlpWeights, PackedLinear, Weight
-from personae.kernels.moe import Routing, combine, expert_linear, grouped_linear, route, route_scored
+from personae.kernels.decoder import (
+    ExpertsWeights,
+    LinearWeights,
+    MlpWeights,
+    PackedLinear,
+    Weight,
+    grouped_linear,
+)
+from personae.kernels.moe import Routing
+from personae.kernels.operators import combine, expert_linear, route, route_scored
 from personae.kernels.quantized import QuantizedWeight
 from personae.lora.shards import INPUTS, OUTPUTS, Shard
 from personae.lora.sites import LoraSite

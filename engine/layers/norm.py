@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from personae.kernels.norm import add_rms_norm, rms_norm
+from personae.kernels.operators import add_rms_norm, rms_norm
 
 
 class Norm(Protocol):

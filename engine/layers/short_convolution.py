@@ -14,9 +14,8 @@ from personae.engine.layers.block import BlockContext, KVSpec, UndividedBlock, U
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.norm import Norm
 from personae.engine.layers.step import ForwardContext
-from personae.kernels.attention import append_latent
-from personae.kernels.convolution import short_convolution
 from personae.kernels.decoder import Weight
+from personae.kernels.operators import append_latent, short_convolution
 from personae.lora.sites import LoraSite
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from personae.engine.layers.linear import Linear
-from personae.kernels.attention import AttentionBatch, AttentionPlan
+from personae.kernels.attention import AttentionBatch
+from personae.kernels.attention_backend import AttentionPlan
 from personae.kernels.latent_attention import LatentPlan
 from personae.kernels.states import StatePlan
 from personae.lora.context import LoraContext

@@ -34,13 +34,8 @@ from personae.engine.parallel.pipeline import Pipeline
 from personae.engine.quantization import scheme_of
 from personae.engine.quantization.base import OUTPUT, Scheme
 from personae.engine.quantization.unquantized import batch_invariant
-from personae.kernels.attention import (
-    AttentionBatch,
-    AttentionPlan,
-    AttentionShape,
-    ReferenceAttention,
-    attention_backend,
-)
+from personae.kernels.attention import AttentionBatch, AttentionShape
+from personae.kernels.attention_backend import AttentionPlan, ReferenceAttention, attention_backend
 from personae.kernels.decoder import (
     DecoderWeights,
     FusedDecoder,

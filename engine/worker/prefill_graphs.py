@@ -21,7 +21,8 @@ from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
 from personae.engine.worker.capture import Capture, Cut
 from personae.engine.worker.step_graphs import Graph, Step, StepGraphs
-from personae.kernels.attention import AttentionBatch, AttentionPlan
+from personae.kernels.attention import AttentionBatch
+from personae.kernels.attention_backend import AttentionPlan
 from personae.kernels.side_stream import SideStream
 from personae.lora.pool import LoraPool
 from personae.lora.segments import LoraBatch

@@ -16,7 +16,8 @@ import torch
 from personae.engine.plan import MemoryLayout
 from personae.engine.worker.runner import Runner
 from personae.kernels.masks import Scratch
-from personae.kernels.sampling import SamplingRows, choose
+from personae.kernels.operators import choose
+from personae.kernels.sampling import SamplingRows
 
 Spans = list[tuple[int, int]]
 """Rows of a step: the position of the first token, and the number of tokens."""

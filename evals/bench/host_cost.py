@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from personae.kernels.attention import AttentionBatch, AttentionPlan, AttentionShape
+from personae.kernels.attention import AttentionBatch, AttentionShape
+from personae.kernels.attention_backend import AttentionPlan
 from personae.kernels.sgmv import RankTable, WeightPool, WorkList
 from personae.kernels.triton import launch
 from personae.kernels.triton.calls import TritonOperators

@@ -10,16 +10,11 @@ import torch
 from torch import Tensor
 
 from personae.kernels import reference
-from personae.kernels.attention import (
-    AttentionBackend,
-    AttentionBatch,
-    AttentionPlan,
-    AttentionShape,
-    ReferenceAttention,
-)
+from personae.kernels.attention import AttentionBatch, AttentionShape
+from personae.kernels.attention_backend import AttentionBackend, AttentionPlan, ReferenceAttention
 from personae.kernels.counter_rng import uniforms
 from personae.kernels.masks import Scratch
-from personae.kernels.registry import Implementation
+from personae.kernels.registry import OPERATORS, Implementation
 from personae.kernels.sampling import SamplingRows
 from personae.kernels.sgmv import RANK_PAGE, RankTable, WeightPool, WorkList
 
@@ -126,7 +121,7 @@ class CpuOperators:
 
     def by_name(self) -> dict[str, Implementation]:
         """The operators under the reference's names."""
-        return {name: Implementation(getattr(self, name), DTYPES) for name in reference.OPERATORS}
+        return {name: Implementation(getattr(self, name), DTYPES) for name in OPERATORS}
 
     def append_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:
         """See `reference.append_kv`."""

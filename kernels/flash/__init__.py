@@ -43,7 +43,7 @@ def operators() -> dict[str, Implementation]:
     """The operators of this backend by name; empty where one thing is missing that `unavailable` names."""
     if unavailable():
         return {}
-    from personae.kernels.attention import AttentionBackend, ReferenceAttention
+    from personae.kernels.attention_backend import AttentionBackend, ReferenceAttention
     from personae.kernels.flash.attention import FlashAttention
 
     others = registry.operators("triton").get("paged_attention")

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
 from torch.nn.attention.varlen import varlen_attn_out
 
-from personae.kernels.attention import AttentionBackend, AttentionBatch, AttentionPlan, AttentionShape
+from personae.kernels.attention import AttentionBatch, AttentionShape
+from personae.kernels.attention_backend import AttentionBackend, AttentionPlan
 
 FEWEST = 33  # tokens of the longest row: graphs capture steps of shorter rows, with the other kernels
 

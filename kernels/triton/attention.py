@@ -7,14 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from personae.kernels.attention import (
-    SHORTEST_SPLIT,
-    AttentionBackend,
-    AttentionBatch,
-    AttentionPlan,
-    AttentionShape,
-    ReferenceAttention,
-)
+from personae.kernels.attention import SHORTEST_SPLIT, AttentionBatch, AttentionShape
+from personae.kernels.attention_backend import AttentionBackend, AttentionPlan, ReferenceAttention
 from personae.kernels.reference import FP8, paged_attention
 from personae.kernels.triton.device.attention import attention_kernel, merge_kernel
 from personae.kernels.triton.launch import Launch, launch

@@ -10,8 +10,10 @@ from personae.kernels import reference, reference_latent
 from personae.kernels.decoder import LinearWeights, PackedLinear
 from personae.kernels.latent_attention import LatentPlan
 from personae.kernels.masks import Scratch
+from personae.kernels.registry import OPERATORS
 from personae.kernels.sampling import SamplingRows
-from personae.kernels.sgmv import Finish, RankTable, WeightPool, WorkList
+from personae.kernels.sgmv import RankTable, WeightPool, WorkList
+from personae.kernels.sgmv_calls import Finish
 from personae.kernels.side_stream import SideStream
 from personae.kernels.triton import latent_attention as triton_latent
 from personae.kernels.triton import moe as triton_moe
@@ -32,7 +34,7 @@ class TritonOperators:
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
         """The operators under the reference's names, and `begin_sgmv` and `pack_linear`."""
-        names = (*reference.OPERATORS, "latent_attention", "expert_linear", "begin_sgmv", "pack_linear")
+        names = (*OPERATORS, "latent_attention", "expert_linear", "begin_sgmv", "pack_linear")
         return {name: getattr(self, name) for name in names}
 
     def sgmv(
@@ -58,7 +60,7 @@ class TritonOperators:
         work: WorkList,
         side_stream: SideStream,
     ) -> Finish:
-        """See `kernels.sgmv.sgmv_calls`. The rows of ys are contiguous."""
+        """See `kernels.sgmv_calls.sgmv_calls`. The rows of ys are contiguous."""
         if x.dtype not in TYPES or len(weight_pools) > 3 or x.stride(1) != 1:
             return lambda ys: self.sgmv(x, ys, weight_pools, tables, work)
         return triton_sgmv.begin_sgmv(x, weight_pools, tables, work, side_stream, self.gpu)

@@ -16,7 +16,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from personae.kernels.sgmv import RANK_PAGE, Finish, RankTable, WeightPool, WorkList
+from personae.kernels.sgmv import RANK_PAGE, RankTable, WeightPool, WorkList
+from personae.kernels.sgmv_calls import Finish
 from personae.kernels.side_stream import SideStream
 from personae.kernels.triton.device.sgmv_expand import expand_kernel
 from personae.kernels.triton.device.sgmv_plan import plan_kernel
@@ -284,7 +285,7 @@ def begin_sgmv(
     side_stream: SideStream,
     gpu: Gpu,
 ) -> Finish:
-    """See `kernels.sgmv.sgmv_calls`. The same limits as `sgmv`.
+    """See `kernels.sgmv_calls.sgmv_calls`. The same limits as `sgmv`.
 
     Expand does not begin early, because it also follows the base's product, which is not launched here.
     """

@@ -19,7 +19,7 @@ from personae.engine.models.decoder import Decoder
 from personae.engine.quantization import WEIGHT_ONLY
 from personae.errors import ModelLoadError
 from personae.kernels.registry import reference_only
-from personae.kernels.sgmv import Finish
+from personae.kernels.sgmv_calls import Finish
 
 CPU = torch.device("cpu")
 LLAMA3 = {

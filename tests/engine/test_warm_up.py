@@ -27,7 +27,7 @@ from personae.errors import AdapterError  # noqa: E402
 from personae.evals.bench.gpu.engine import ATTENTION, SHAPE  # noqa: E402
 from personae.evals.bench.gpu.shapes import VOCAB, sampling_rows  # noqa: E402
 from personae.kernels.masks import Scratch  # noqa: E402
-from personae.kernels.sampling import choose  # noqa: E402
+from personae.kernels.operators import choose  # noqa: E402
 from personae.kernels.side_stream import SideStream  # noqa: E402
 from personae.lora.adapter import Adapter  # noqa: E402
 from personae.lora.pool import LoraPool  # noqa: E402

@@ -10,15 +10,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from personae.engine.loader import load_model
-from personae.kernels.attention import (
-    AttentionBackend,
-    AttentionBatch,
-    AttentionPlan,
-    AttentionShape,
-    ReferenceAttention,
-    append_kv,
-    paged_attention,
-)
+from personae.kernels.attention import AttentionBatch, AttentionShape
+from personae.kernels.attention_backend import AttentionBackend, AttentionPlan, ReferenceAttention
+from personae.kernels.operators import append_kv, paged_attention
 from personae.kernels.reference import QUERY_BLOCK
 from personae.kernels.registry import reference_only
 

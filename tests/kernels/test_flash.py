@@ -10,7 +10,8 @@ from torch import Tensor
 from personae.engine.worker.buckets import ROW_TOKENS
 from personae.errors import KernelError
 from personae.kernels import flash, reference, registry
-from personae.kernels.attention import AttentionBatch, AttentionShape, ReferenceAttention, attention_backend
+from personae.kernels.attention import AttentionBatch, AttentionShape
+from personae.kernels.attention_backend import ReferenceAttention, attention_backend
 from personae.kernels.flash import attention
 from personae.kernels.flash.attention import FlashAttention
 from personae.kernels.registry import Implementation, override

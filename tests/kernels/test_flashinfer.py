@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from personae.errors import KernelError
-from personae.kernels import flashinfer, reference, registry
-from personae.kernels import sampling as operators
+from personae.kernels import flashinfer, operators, reference, registry
 from personae.kernels.counter_rng import stream
 from personae.kernels.flashinfer.sampling import choose
 from personae.kernels.masks import Scratch

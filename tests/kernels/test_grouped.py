@@ -7,8 +7,7 @@ import torch
 from personae.engine.quantization.int4 import Int4Weight
 from personae.engine.quantization.int8 import Int8Weight
 from personae.kernels.cpu import operators
-from personae.kernels.decoder import LinearWeights, PackedLinear, Weight, pack_linear
-from personae.kernels.moe import grouped_linear
+from personae.kernels.decoder import LinearWeights, PackedLinear, Weight, grouped_linear, pack_linear
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(

@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from personae.kernels.activation import gelu_and_mul, silu_and_mul
-from personae.kernels.norm import add_rms_norm, rms_norm
+from personae.kernels.operators import add_rms_norm, gelu_and_mul, rms_norm, rotary, silu_and_mul
 from personae.kernels.registry import reference_only
-from personae.kernels.rotary import rotary
 
 DTYPES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 

@@ -10,9 +10,8 @@ from patience import PATIENCE
 
 from personae.errors import KernelError
 from personae.kernels import reference, registry
-from personae.kernels.activation import silu_and_mul
-from personae.kernels.attention import ReferenceAttention, attention_backend
-from personae.kernels.norm import rms_norm
+from personae.kernels.attention_backend import ReferenceAttention, attention_backend
+from personae.kernels.operators import rms_norm, silu_and_mul
 from personae.kernels.registry import Implementation, override, parse_overrides, reference_only
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -125,10 +124,10 @@ def test_unknown_names_in_the_environment_are_refused(kernels: str, attention: s
 
 def test_the_environments_override_is_in_force_in_a_process() -> None:
     program = (
-        "import torch; from personae.kernels import norm, attention, reference;"
+        "import torch; from personae.kernels import attention_backend, operators, reference;"
         "cpu, half = torch.device('cpu'), torch.bfloat16;"
-        "print(norm.rms_norm.on(cpu, half) is reference.rms_norm,"
-        " type(attention.attention_backend(cpu, half)).__name__)"
+        "print(operators.rms_norm.on(cpu, half) is reference.rms_norm,"
+        " type(attention_backend.attention_backend(cpu, half)).__name__)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment |= {"PERSONAE_KERNELS": "rms_norm=reference", "PERSONAE_ATTENTION_BACKEND": "reference"}

@@ -7,8 +7,9 @@ import pytest
 import torch
 from sgmv_cases import POPULARITY, RANKS, TOLERANCE, check_sgmv, make_work
 
+from personae.kernels.operators import sgmv
 from personae.kernels.registry import reference_only
-from personae.kernels.sgmv import RankTable, WeightPool, sgmv
+from personae.kernels.sgmv import RankTable, WeightPool
 
 
 @pytest.fixture(params=["reference", "this machine's"], autouse=True)

@@ -17,12 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from personae.kernels import reference
-from personae.kernels.attention import AttentionBackend, AttentionBatch, AttentionPlan, AttentionShape
-from personae.kernels.registry import Implementation
+from personae.kernels.attention import AttentionBatch, AttentionShape
+from personae.kernels.attention_backend import AttentionBackend, AttentionPlan
+from personae.kernels.registry import OPERATORS, Implementation
 
 REFUSED = {"aten::_local_scalar_dense", "aten::nonzero", "aten::lift_fresh", "aten::masked_select"}
 ALLOCATIONS = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
-OPERATORS = [name for name in reference.OPERATORS if name != "choose"]  # that is after a graph
+IN_GRAPHS = [name for name in OPERATORS if name != "choose"]  # that is after a graph
 
 
 def storage(tensor: Tensor) -> int:
@@ -158,7 +159,7 @@ class RecordedGraphs:
 
     def operators(self, _backend: str) -> dict[str, Implementation]:
         """Replaces `registry.operators`: the references, each recorded as one call."""
-        found = {name: self._whole(getattr(reference, name)) for name in OPERATORS}
+        found = {name: self._whole(getattr(reference, name)) for name in IN_GRAPHS}
         found["paged_attention"] = Unplanned(found["paged_attention"])
         return {name: Implementation(run) for name, run in found.items()}
 

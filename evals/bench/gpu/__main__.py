@@ -61,7 +61,8 @@ from personae.evals.bench.gpu.tables import (
 from personae.evals.bench.gpu.timing import Deadline, Roofline, copy_bandwidth, product_rate
 from personae.evals.bench.gpu.torch_blocks import block_checks
 from personae.kernels import registry
-from personae.kernels.reference import FP8, OPERATORS
+from personae.kernels.reference import FP8
+from personae.kernels.registry import OPERATORS
 from personae.kernels.side_stream import SideStream
 from personae.kernels.triton import FP8_CAPABILITY
 from personae.lora.copies import Copies, StreamCopies, pinned

@@ -18,11 +18,11 @@ from personae.evals.bench.gpu.shapes import (
     Adapters,
     noise,
 )
-from personae.kernels.activation import silu_and_mul
-from personae.kernels.attention import AttentionBatch, AttentionShape, append_kv, attention_backend
-from personae.kernels.norm import add_rms_norm
-from personae.kernels.rotary import rotary
-from personae.kernels.sgmv import WorkList, sgmv_calls
+from personae.kernels.attention import AttentionBatch, AttentionShape
+from personae.kernels.attention_backend import attention_backend
+from personae.kernels.operators import add_rms_norm, append_kv, rotary, silu_and_mul
+from personae.kernels.sgmv import WorkList
+from personae.kernels.sgmv_calls import sgmv_calls
 from personae.kernels.side_stream import SideStream
 
 

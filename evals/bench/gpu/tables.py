@@ -39,12 +39,11 @@ from personae.evals.bench.gpu.shapes import (
 )
 from personae.evals.bench.gpu.timing import Call, Deadline, Roofline, event_time, replay_time
 from personae.kernels import reference
-from personae.kernels.activation import silu_and_mul
-from personae.kernels.attention import AttentionBatch, paged_attention
+from personae.kernels.attention import AttentionBatch
 from personae.kernels.masks import Scratch
-from personae.kernels.norm import add_rms_norm
-from personae.kernels.sampling import SamplingRows, choose
-from personae.kernels.sgmv import WorkList, sgmv
+from personae.kernels.operators import add_rms_norm, choose, paged_attention, sgmv, silu_and_mul
+from personae.kernels.sampling import SamplingRows
+from personae.kernels.sgmv import WorkList
 from personae.kernels.side_stream import SideStream
 
 ReportRow = dict[str, Any]

@@ -21,11 +21,11 @@ from personae.evals.bench.gpu.report import markdown
 from personae.evals.bench.gpu.tables import slower
 from personae.evals.bench.gpu.timing import Deadline
 from personae.kernels import reference, registry
-from personae.kernels.registry import reference_only
+from personae.kernels.registry import OPERATORS, reference_only
 
 ROOT = Path(__file__).resolve().parents[3]
 CPU = torch.device("cpu")
-REFERENCE = {name: getattr(reference, name) for name in (*reference.OPERATORS, "expert_linear")}
+REFERENCE = {name: getattr(reference, name) for name in (*OPERATORS, "expert_linear")}
 
 
 def run(operators: dict, dtype: torch.dtype = torch.float32) -> list[checks.Check]:

@@ -25,7 +25,8 @@ from paper_gpu.driver import Mapped
 from paper_gpu.machine import Machine, Mistake
 from paper_gpu.tensors import Address, PaperTensor, leaves, mapped
 from personae.kernels import reference, reference_latent, registry
-from personae.kernels.attention import AttentionBackend, AttentionBatch, AttentionPlan, AttentionShape
+from personae.kernels.attention import AttentionBatch, AttentionShape
+from personae.kernels.attention_backend import AttentionBackend, AttentionPlan
 from personae.kernels.latent_attention import LatentPlan
 from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows
