@@ -4,7 +4,7 @@ import msgspec
 import typer
 
 from personae.api.commands.table import show, show_json
-from personae.engine.checkpoints.gguf.config import ARCHITECTURES
+from personae.engine.checkpoints.gguf.architectures import ARCHITECTURES
 from personae.engine.checkpoints.gguf.tensors import SERVED
 from personae.engine.checkpoints.quantized import FORMATS
 from personae.engine.models import MODEL_TYPES, WHOLE

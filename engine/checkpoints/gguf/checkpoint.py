@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from personae.engine.checkpoints.base import Numerics, StoredTensor, dtype_of, kept_as_stored
-from personae.engine.checkpoints.gguf.config import architecture_of, read_gguf_config
+from personae.engine.checkpoints.gguf.architectures import architecture_of
+from personae.engine.checkpoints.gguf.config import read_gguf_config
 from personae.engine.checkpoints.gguf.files import PART, metadata_of, read_headers
 from personae.engine.checkpoints.gguf.header import Header
 from personae.engine.checkpoints.gguf.metadata import Metadata

@@ -88,6 +88,23 @@ class Metadata:
         found: list[int] = value.tolist()
         return found
 
+    def per_layer(self, key: str, layers: int, *, default: int | None = None) -> list[int]:
+        """An integer for each layer: an array of them, or one for all."""
+        if not isinstance(self.raw(key), np.ndarray):
+            return [self.integer(key, default=default)] * layers
+        found = self.integers(key, default=[])
+        if len(found) != layers or any(not 0 <= each <= _LARGEST for each in found):
+            raise self.error(key, f"expected an integer from 0 to {_LARGEST} for each of {layers} layers")
+        return found
+
+    def flags(self, key: str) -> list[bool]:
+        """An array of true and false."""
+        value = self._given(key, None)
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "b":
+            raise self.error(key, f"expected an array of true and false, found {_shown(value)}")
+        found: list[bool] = value.tolist()
+        return found
+
     def numbers(self, key: str) -> list[float]:
         """An array of numbers."""
         value = self._given(key, None)

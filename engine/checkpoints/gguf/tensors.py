@@ -14,14 +14,17 @@ from torch import Tensor
 from personae.engine.checkpoints.base import StoredTensor
 from personae.engine.checkpoints.gguf.header import Header, TensorInfo
 from personae.engine.config import ModelConfig
+from personae.engine.layers.altup import AltUpSpec
 from personae.engine.layers.attention import AttentionSpec
 from personae.engine.layers.block import LayerSpec
 from personae.engine.layers.delta_net import DeltaNetSpec
+from personae.engine.layers.dense_and_experts import DenseAndExpertsSpec, experts_of
 from personae.engine.layers.latent_attention import LatentAttentionSpec
 from personae.engine.layers.latent_experts import INTO, OUT, LatentExpertsSpec
 from personae.engine.layers.mamba import MambaSpec
 from personae.engine.layers.mlp import GATED, MlpSpec
 from personae.engine.layers.moe import MoeSpec
+from personae.engine.layers.per_layer_embedding import GATE, PROJECTION, TABLE, PerLayerInputSpec
 from personae.engine.layers.short_convolution import ShortConvolutionSpec
 from personae.engine.quantization.gguf import METHODS
 from personae.errors import ModelLoadError
@@ -38,10 +41,43 @@ WITHIN_Q8_0 = frozenset({Type.Q8_0, Type.Q4_0, Type.Q5_0, Type.IQ4_NL})
 FLOATS = frozenset({Type.F32, Type.F16, Type.BF16})
 STRETCHING = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
-TOP = {"token_embd": "model.embed_tokens", "output": "lm_head"}
+TOP = {
+    "token_embd": "model.embed_tokens",
+    "output": "lm_head",
+    "per_layer_token_embd": TABLE.removesuffix(".weight"),
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
 FINAL_NORMS = ("output_norm", "token_embd_norm")  # the second is LFM2's
 SINKS = "attn_sinks.weight"
 EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")  # tensors of all experts of a layer
+GATES_AND_UPS = "ffn_gate_up_exps"  # the rows of gate, then those of up, of each expert
+BESIDE_EXPERTS = {  # the norms of an MLP and experts in one half of a layer
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+}
+PER_LAYER_INPUT = {"inp_gate": GATE, "proj": PROJECTION, "post_norm": "post_per_layer_input_norm"}
+STREAMS = {  # several residual streams
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
+}
+STREAM_PROJECTIONS = {
+    "altup_proj": "model.altup_projections",
+    "altup_unembd_proj": "model.altup_unembed_projections",
+}
+OF_LAYERS = {  # vectors whose names have no ending
+    "layer_output_scale.weight": "layer_scalar",
+    "altup_correct_scale.weight": "altup.correct_output_scale",
+    SINKS: "self_attn.sinks",
+}
 SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
 ROUTER, SHARED_GATE, CORRECTION = "ffn_gate_inp", "ffn_gate_inp_shexp", "exp_probs_b"
 MERGED = {"ffn_up": "mlp.gate_up_proj"}  # if gate and up are one tensor
@@ -75,7 +111,7 @@ DELTA_NET = {
 MAMBA = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_norm": "norm", "ssm_out": "out_proj"}
 STATE_VECTORS = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}  # the first is -exp(A_log)
 VECTORS_OF_STATES = (".A_log", ".D", ".mamba.norm.weight", ".mixer.norm.weight")
-_OF_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z0-9_.]+)\.(weight|bias)")
+_OF_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z0-9_.]+)\.(weight|bias|scale)")
 _ANY_OF_LAYER = re.compile(r"blk\.(\d{1,6})\.")
 _CHUNK = 2**22  # elements that are dequantized at a time
 
@@ -311,7 +347,13 @@ def _tensors(
 ) -> Iterator[tuple[str, StoredTensor]]:
     """The decoder's tensors that one of the file becomes, by their names there."""
     names = _names(info.name, config)
-    shape = info.shape[1:] if len(names) > 1 else info.shape
+    cut = 2 if f".{GATES_AND_UPS}." in info.name else 1
+    parts = "experts" if "_exps." in info.name else "matrices"
+    if len(names) > 1 and (info.shape[0] * cut != len(names) or info.shape[1] % cut):
+        raise ModelLoadError(
+            f"{header.path.name}: {info.name}: expected {len(names) // cut} {parts}, found {list(info.shape)}"
+        )
+    shape = (info.shape[1] // cut, *info.shape[2:]) if len(names) > 1 else info.shape
     if info.name.endswith(f".{SHARED_GATE}.weight") and len(shape) == 1:
         shape = (1, *shape)  # a matrix of one row
     if info.name.endswith(tuple(f".{name}.weight" for name in CONVOLUTIONS)) and len(shape) == 2:
@@ -319,10 +361,6 @@ def _tensors(
     if names[0].endswith(VECTORS_OF_STATES):
         shape = (prod(shape),)  # the file may have them as matrices
     served = info.type in (FLOATS if len(shape) == 1 else SERVED)
-    if len(names) > 1 and info.shape[0] != len(names):
-        raise ModelLoadError(
-            f"{header.path.name}: {info.name}: expected {len(names)} experts, found {list(info.shape)}"
-        )
     for index, name in enumerate(names):
         order = _order(name, info, config) if permuted else None
         columns, run = None, 0
@@ -353,28 +391,40 @@ def _names(name: str, config: ModelConfig) -> list[str]:
     part, _, kind = name.rpartition(".")
     if part in TOP or part in FINAL_NORMS:
         return [f"{TOP.get(part, config.final_norm)}.{kind}"]
+    if part in STREAM_PROJECTIONS and isinstance(altup := config.layer_specs[0].further, AltUpSpec):
+        return [f"{STREAM_PROJECTIONS[part]}.{stream}.{kind}" for stream in range(altup.streams - 1)]
     match = _OF_LAYER.fullmatch(name)
     if match is None:
         return [_state_vector(name, config)]
     layer, part, kind = int(match[1]), match[2], match[3]
     prefix = f"model.layers.{layer}"
-    if f"{part}.{kind}" == SINKS:
-        return [f"{prefix}.self_attn.sinks"]
+    if f"{part}.{kind}" in OF_LAYERS:
+        return [f"{prefix}.{OF_LAYERS[f'{part}.{kind}']}"]
     if f"{part}.{kind}" in STATE_VECTORS:
         return [_state_vector(name, config)]
-    mlp = config.layer_specs[layer].mlp if layer < config.layers else None
-    moe = mlp.sparse if isinstance(mlp, LatentExpertsSpec) else mlp
-    if isinstance(moe, MoeSpec) and isinstance(mlp, MoeSpec | LatentExpertsSpec):
-        if part in EXPERTS:
+    spec = config.layer_specs[layer] if layer < config.layers else None
+    moe = experts_of(spec) if spec is not None else None
+    if moe is not None and spec is not None:
+        within = moe.within(prefix)
+        if part in EXPERTS and kind != "scale":
             own = moe.names[EXPERTS.index(part)]
-            return [f"{prefix}.{moe.path}.experts.{expert}.{own}.{kind}" for expert in range(moe.experts)]
+            return [f"{within}.experts.{expert}.{own}.{kind}" for expert in range(moe.experts)]
+        if part == GATES_AND_UPS:
+            return [
+                f"{within}.experts.{expert}.{own}.{kind}"
+                for expert in range(moe.experts)
+                for own in moe.names[:2]
+            ]
         if part == CORRECTION and moe.correction:
-            return [f"{prefix}.{moe.path}.{moe.correction}"]
-        if isinstance(mlp, LatentExpertsSpec) and part in LATENT_EXPERTS:
-            return [f"{prefix}.{moe.path}.{LATENT_EXPERTS[part]}.{kind}"]
-        if part in (others := dict(_of_moe(moe, mlp.shared))):
-            return [f"{prefix}.{others[part]}.{kind}"]
-    found = dict(_of_layer(config, config.layer_specs[layer])) if layer < config.layers else {}
+            return [f"{within}.{moe.correction}"]
+        if (scale := {ROUTER: moe.router_scale, EXPERTS[2]: moe.expert_scale}.get(part)) and kind == "scale":
+            return [f"{within}.{scale}"]
+        if isinstance(spec.mlp, LatentExpertsSpec) and part in LATENT_EXPERTS:
+            return [f"{within}.{LATENT_EXPERTS[part]}.{kind}"]
+        shared = spec.mlp.shared if isinstance(spec.mlp, LatentExpertsSpec) else moe.shared
+        if part in (others := dict(_of_moe(moe, shared, prefix))):
+            return [f"{others[part]}.{kind}"]
+    found = dict(_of_layer(config, spec)) if spec is not None else {}
     return [f"{prefix}.{found[part]}.{kind}" if part in found else name]
 
 
@@ -417,24 +467,34 @@ def _of_layer(config: ModelConfig, spec: LayerSpec) -> Iterator[tuple[str, str]]
     elif isinstance(spec.attention, ShortConvolutionSpec):
         for part in ("conv", "in_proj", "out_proj"):
             yield f"shortconv.{part}", f"conv.{part}"
-    if isinstance(spec.mlp, MlpSpec):
-        split = [mlp.path for mlp in _merged_mlps(spec)]
-        modules = (*GATED[:2], spec.mlp.modules[1]) if split else spec.mlp.names or GATED
-        for part, own in zip(MLP_PARTS, modules, strict=True):  # without a gate a file has none
-            yield part, f"{spec.mlp.path}.{own}"
-        if (spec.mlp.merged and not split) or _merged(spec):
-            yield "ffn_up", f"{spec.mlp.path}.gate_up_proj"
+    mlp = spec.mlp
+    if isinstance(spec.further, DenseAndExpertsSpec):
+        mlp = spec.further.dense
+        yield from BESIDE_EXPERTS.items()
+    elif isinstance(spec.further, PerLayerInputSpec | AltUpSpec):
+        yield from PER_LAYER_INPUT.items()
+        yield from STREAMS.items() if isinstance(spec.further, AltUpSpec) else ()
+    if isinstance(mlp, MlpSpec):
+        split = [merged.path for merged in _merged_mlps(spec)]
+        modules = (*GATED[:2], mlp.modules[1]) if split else mlp.names or GATED
+        for part, own in zip(
+            MLP_PARTS[-len(modules) :], modules, strict=True
+        ):  # without a gate a file has none
+            yield part, f"{mlp.path}.{own}"
+        if (mlp.merged and not split) or _merged(spec):
+            yield "ffn_up", f"{mlp.path}.gate_up_proj"
 
 
-def _of_moe(moe: MoeSpec, shared: MlpSpec | None) -> Iterator[tuple[str, str]]:
-    """The names of what a layer with experts has besides them."""
-    yield ROUTER, f"{moe.path}.{moe.router}"
+def _of_moe(moe: MoeSpec, shared: MlpSpec | None, prefix: str) -> Iterator[tuple[str, str]]:
+    """The whole names of what a layer with experts has besides them."""
+    within = moe.within(prefix)
+    yield ROUTER, f"{within}.{moe.router}"
     if shared is not None:
         names = (*GATED[:2], shared.modules[1]) if shared.merged else shared.names or GATED
         for part, own in zip(SHARED, names, strict=True):
-            yield part, f"{shared.path}.{own}"
+            yield part, f"{prefix}.{shared.path}.{own}"
     if moe.shared_gate is not None:
-        yield SHARED_GATE, f"{moe.path}.{moe.shared_gate}"
+        yield SHARED_GATE, f"{within}.{moe.shared_gate}"
 
 
 def _merged(spec: LayerSpec) -> bool:

@@ -1,5 +1,5 @@
-"""Builds a tokenizer from GGUF's metadata: byte-level BPE with a named pre-tokenizer, or SentencePiece's
-BPE."""
+"""Builds a tokenizer from GGUF's metadata: byte-level BPE with a named pre-tokenizer, SentencePiece's BPE, or
+Gemma 4's."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,6 +7,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from personae.engine.checkpoints.gguf.metadata import Metadata
+from personae.engine.checkpoints.gguf.pre_tokenizers import BEGINS, COMPOSED, PRE_TOKENIZERS, WHOLE_FIRST
 from personae.engine.tokenizer_files import TokenizerFiles
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
@@ -17,6 +18,7 @@ ENDS = (
             "<|im_end|>",
             "<|end|>",
             "<end_of_turn>",
+            "<turn|>",
             "<|endoftext|>",
             "<|eom_id|>",
             "<|end_of_text|>",
@@ -49,43 +51,6 @@ MEANINGLESS = frozenset(
 )
 LONGEST_MERGED = 256  # characters; longer pieces are not merged from others
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_CL100K = rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
-_QWEN2 = rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_BEFORE = r"[^\r\n\p{L}\p{N}]?"
-_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_TEKKEN = rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}|{_SLASHES}"
-_O200K = (
-    rf"{_BEFORE}{_UPPER}*{_LOWER}+{_CONTRACTED}?|{_BEFORE}{_UPPER}+{_LOWER}*{_CONTRACTED}?"
-    rf"|\p{{N}}{{1,3}}|{_SLASHES}"
-)
-_DEFAULT = (
-    r"[\p{P}\$\+<=>\^~\|]+",
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
-    r"\p{N}+",
-    r"[0-9][0-9][0-9]",
-)
-# By `tokenizer.ggml.pre`: the expressions that split text before merging, applied one after the other.
-PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
-    "default": _DEFAULT,
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "gigachat"), (_GPT2,)),
-    **dict.fromkeys(
-        ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "dbrx", "smaug-bpe"), (_CL100K,)
-    ),
-    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez"), (_QWEN2,)),
-    **dict.fromkeys(("smollm", "refact", "starcoder", "command-r", "codeshell", "exaone"), (r"\p{N}", _GPT2)),
-    "tekken": (_TEKKEN,),
-    **dict.fromkeys(("gpt-4o", "llama4"), (_O200K,)),
-}
-# A word that is in the vocabulary becomes one token, without merges.
-WHOLE_FIRST = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
-# Text begins with BOS, unless the file says otherwise.
-BEGINS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
-COMPOSED = ("qwen2", "deepseek-r1-qwen")  # text is normalised to NFC
-
 
 def read_tokenizer(metadata: Metadata) -> TokenizerFiles:
     """The tokenizer of a file. Raises ModelLoadError, which names the field."""
@@ -102,8 +67,12 @@ def read_tokenizer(metadata: Metadata) -> TokenizerFiles:
         backend, begins = _byte_level(metadata, tokens, pre), pre in BEGINS
     elif kind == "llama":
         backend, begins = _sentence_piece(metadata, tokens, types), True
+    elif kind == "gemma4":
+        backend, begins = _spaced(metadata, tokens, types), False
     else:
-        raise metadata.error("tokenizer.ggml.model", f"{kind!r} is not supported, only 'gpt2' and 'llama'")
+        raise metadata.error(
+            "tokenizer.ggml.model", f"{kind!r} is not supported, only 'gpt2', 'llama' and 'gemma4'"
+        )
     backend.add_tokens([AddedToken(token, normalized=False) for token in _of(tokens, types, USER_DEFINED)])
     control = _of(tokens, types, CONTROL, UNKNOWN)
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
@@ -146,18 +115,37 @@ def _byte_level(metadata: Metadata, tokens: list[str], pre: str) -> Tokenizer:
         raise metadata.error(
             "tokenizer.ggml.pre", f"{pre!r} is not supported; supported are: {', '.join(PRE_TOKENIZERS)}"
         )
-    merges = [tuple(merge.split(" ")) for merge in metadata.texts("tokenizer.ggml.merges")]
-    for merge in merges:
-        if len(merge) != 2:
-            raise metadata.error("tokenizer.ggml.merges", f"{' '.join(merge)!r} is not two tokens")
     vocab = {token: id for id, token in reversed([*enumerate(tokens)])}
-    backend = Tokenizer(_bpe(metadata, vocab, merges, ignore_merges=pre in WHOLE_FIRST))
+    backend = Tokenizer(_bpe(metadata, vocab, _own_merges(metadata), ignore_merges=pre in WHOLE_FIRST))
     cuts = [pre_tokenizers.Split(Regex(regex), "isolated") for regex in PRE_TOKENIZERS[pre]]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level])
     backend.decoder = decoders.ByteLevel()
     if pre in COMPOSED:
         backend.normalizer = normalizers.NFC()
+    return backend
+
+
+def _own_merges(metadata: Metadata) -> list[tuple[str, ...]]:
+    """The file's merges, the best first."""
+    merges = [tuple(merge.split(" ")) for merge in metadata.texts("tokenizer.ggml.merges")]
+    for merge in merges:
+        if len(merge) != 2:
+            raise metadata.error("tokenizer.ggml.merges", f"{' '.join(merge)!r} is not two tokens")
+    return merges
+
+
+def _spaced(metadata: Metadata, tokens: list[str], types: list[int]) -> Tokenizer:
+    """Gemma 4's BPE: a space is a character of its own, merges are the file's, and runs of line breaks are
+    words."""
+    vocab = {token: id for id, token in reversed([*enumerate(tokens)])}
+    unknown = next(iter(_of(tokens, types, UNKNOWN)), None)
+    merges = _own_merges(metadata)
+    backend = Tokenizer(_bpe(metadata, vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), "isolated")
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(steps)
     return backend
 
 

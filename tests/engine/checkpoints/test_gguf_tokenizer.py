@@ -9,7 +9,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from personae.engine.checkpoints.gguf.metadata import Metadata
-from personae.engine.checkpoints.gguf.tokenizer import PRE_TOKENIZERS, read_tokenizer
+from personae.engine.checkpoints.gguf.pre_tokenizers import PRE_TOKENIZERS
+from personae.engine.checkpoints.gguf.tokenizer import read_tokenizer
 from personae.errors import ModelLoadError
 
 TEXTS = [
@@ -85,6 +86,16 @@ def test_no_cut_loses_text(pre: str) -> None:
         ("smollm", "12 It'S", ["1", "2", "ĠIt", "'", "S"]),
         ("tekken", "HTTPServer x/\n", ["HTTPServer", "Ġx", "/Ċ"]),
         ("gpt-4o", "camelCase don't 1234", ["camel", "Case", "Ġdon't", "Ġ", "123", "4"]),
+        ("glm4", "12345 It'S ok", ["123", "45", "ĠIt", "'S", "Ġok"]),
+        ("seed-coder", "12 a!\n b", ["1", "2", "Ġa", "!", "Ċ", "Ġb"]),
+        ("deepseek-v3", "12345 don't\n!abc", ["123", "45", "Ġdon", "'t", "Ċ", "!abc"]),
+        ("deepseek-llm", "12345 ab\n!", ["12345", "Ġab", "Ċ", "!"]),
+        ("deepseek-coder", "12 ab\n!", ["1", "2", "Ġab", "Ċ", "!"]),
+        ("kimi-k2", "HTTPServer 1234", ["HTTPServer", "Ġ", "123", "4"]),
+        ("youtu", "Ab'S 12", ["Ab'S", "Ġ", "1", "2"]),
+        ("tiny_aya", "1234567 a", ["1", "234", "567", "Ġa"]),
+        ("exaone-moe", "a b 1\n\nc", ["aĠb", "Ġ", "1", "ĊĊ", "c"]),
+        ("jais-2", "a   b", ["a", "ĠĠ", "Ġb"]),
     ],
 )
 def test_pre_tokenizers_are_told_apart(pre: str, text: str, cut: list[str]) -> None:
@@ -129,6 +140,43 @@ def test_pieces_with_scores_are_merged_as_the_folders_merges_say(prefix: bool) -
         assert files.backend.encode(text).ids == [1, *ids]
         assert files.backend.decode(ids) == text
     assert (files.bos_id, files.eos_ids) == (1, (2,))
+
+
+def test_marks_belong_to_the_words_of_qwen35_and_chinese_stands_alone_in_kimi_k2() -> None:
+    def cut(pre: str, text: str) -> list[str]:
+        backend = read(byte_level(GPT2), pre)
+        found = backend.pre_tokenizer.pre_tokenize_str(text)
+        return [text[start:end] for _, (start, end) in found]
+
+    assert cut("qwen35", "ae\u0301b") == ["ae\u0301b"]
+    assert cut("qwen2", "ae\u0301b") != ["ae\u0301b"]
+    assert cut("kimi-k2", "ab你好cd") == ["ab", "你好", "cd"]
+    assert cut("gpt-4o", "ab你好cd") == ["ab你好cd"]
+    assert cut("deepseek-v3", "ab你好cd") == ["ab", "你好", "cd"]
+
+
+def test_gemma_4s_merges_are_the_files_and_spaces_are_characters() -> None:
+    tokens = [
+        "<unk>",
+        "<bos>",
+        "a",
+        "b",
+        "▁",
+        "\n",
+        "ab",
+        "▁ab",
+        "\n\n",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+    ]
+    types = np.array([2, 3, *[1] * 7, *[6] * 256], np.int32)
+    merges = ["a b", "▁ ab", "\n \n"]
+    fields = metadata(
+        model="gemma4", tokens=tokens, token_type=types, merges=merges, bos_token_id=1, add_bos_token=True
+    )
+    files = read_tokenizer(fields)
+    ids = files.backend.encode("ab ab\n\nab é").ids
+    assert [tokens[id] for id in ids] == ["<bos>", "ab", "▁ab", "\n\n", "ab", "▁", "<0xC3>", "<0xA9>"]
+    assert files.backend.decode(ids) == "ab ab\n\nab é"
 
 
 def test_ends_of_answers_are_those_of_the_file_and_the_well_known_ones() -> None:

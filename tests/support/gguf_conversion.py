@@ -1,0 +1,234 @@
+"""GGUF files by llama.cpp's own converter, of tiny random models, and what it writes about them.
+
+`gguf_metadata.json` has the metadata that the converter of llama-cpp-python 0.3.36's source (2026-10) wrote
+for each of `CASES`; `python -m personae.evals.gguf_families --converter FOLDER --record` makes it anew.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from family_models import make_family_folder
+from gguf_files import converted, of_mamba, write_tokenizer
+from safetensors.torch import load_file
+
+RECORDED = Path(__file__).with_name("gguf_metadata.json")
+_WINDOWS = ["sliding_attention"] * 3 + ["full_attention"]
+_CHUNKS = ["chunked_attention"] * 3 + ["full_attention"]
+_PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+# What llama.cpp takes as given differs from the sizes of `family_models.CASES`.
+CASES: dict[str, dict[str, Any]] = {
+    "arcee": {},
+    "glm4": {},
+    "ernie4_5": {},
+    "ernie4_5_moe": {},
+    "exaone4": {},
+    "exaone4, no window": {},
+    "exaone_moe": {},
+    "dots1": {"layer_types": ["full_attention"] * 3},
+    "minimax_m2": {},
+    "hunyuan_v1_moe": {"moe_topk": [2, 2, 2], "num_experts_per_tok": 2},
+    "hunyuan_v1_dense": {"rope_parameters": _PLAIN},
+    "ministral3": {"sliding_window": None},
+    "cohere": {},
+    "cohere2": {"num_hidden_layers": 4, "layer_types": _WINDOWS},
+    "starcoder2": {"sliding_window": None},
+    "phi": {"intermediate_size": 256, "num_key_value_heads": 4},
+    "stablelm": {},
+    "stablelm, parallel": {},
+    "nemotron": {},
+    "youtu": {},
+    "llama4": {
+        "attention_chunk_size": 8192,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+        "layer_types": _CHUNKS,
+        "no_rope_layers": [1, 1, 1, 0],
+        "moe_layers": [1, 3],
+        "interleave_moe_layer_step": 2,
+    },
+    "gemma3n": {"vocab_size_per_layer_input": 512},
+    "gemma4": {},
+    "gemma4, experts": {},
+    "gemma4, keys as values": {},
+    "granitemoehybrid": {},
+}
+PERMUTED = ("arcee", "mistral3", "granite", "granitemoe")
+VECTORS = {  # what the package's table does not name
+    "layer_scalar": "layer_output_scale.weight",
+    "altup.correct_output_scale": "altup_correct_scale.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.e_score_correction.bias": "exp_probs_b.bias",
+    "mlp.moe_statics.e_score_correction.bias": "exp_probs_b.bias",
+    "mlp.gate.e_score_correction.bias": "exp_probs_b.bias",
+    "block_sparse_moe.e_score_correction.bias": "exp_probs_b.bias",
+}
+_CONVERT = """
+import sys
+from pathlib import Path
+
+sys.path[:0] = [sys.argv[1] + "/gguf-py", sys.argv[1]]
+import gguf
+from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
+from conversion.base import TextModel
+from conversion.llama import LlamaModel
+
+TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+LlamaModel.set_vocab = lambda self: self._set_vocab_gpt2()
+folder, file = map(Path, sys.argv[2:])
+found = get_model_class(get_model_architecture(ModelBase.load_hparams(folder, False), ModelType.TEXT))
+
+
+class Converted(found):
+    model_arch = found.model_arch
+
+    def set_vocab(self):
+        self._set_vocab_gpt2()
+
+
+Converted(folder, gguf.LlamaFileType.ALL_F32, file, eager=True, model_name="tiny").write()
+"""
+
+
+def folder_of(case: str, path: Path) -> Path:
+    """The case's folder, as transformers writes it."""
+    return make_family_folder(path, case, **CASES[case])
+
+
+def makers_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """The fields that the makers' own files have and transformers does not write."""
+    kind, layers = config["model_type"], config.get("num_hidden_layers", 0)
+    if kind == "minimax_m2":
+        share = (config.get("rope_parameters") or {}).get("partial_rotary_factor", 1.0)
+        return {"rotary_dim": int(config["head_dim"] * share)}
+    if kind == "cohere2":
+        return {"rotary_pct": 1.0}
+    if kind == "hunyuan_v1_moe":
+        return {
+            "moe_intermediate_size": [config["intermediate_size"]] * layers,
+            "num_shared_expert": [1] * layers,
+        }
+    if kind == "granitemoehybrid":
+        names = {"full_attention": "attention"}
+        return {"layer_types": [names.get(own, own) for own in config["layer_types"]]}
+    return {}
+
+
+def convert(converter: Path, folder: Path, file: Path) -> Path:
+    """The file of the folder, by the converter in llama.cpp's folder `converter`. Changes the folder's
+    config.json. Raises RuntimeError with the converter's last words."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | makers_fields(config)))
+    command = [sys.executable, "-W", "ignore", "-c", _CONVERT, str(converter), str(folder), str(file)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise RuntimeError(ended.stderr.strip().rsplit("\n", 1)[-1])
+    return file
+
+
+def metadata_of(file: Path) -> dict[str, Any]:
+    """What a file says about its model, without its tokenizer: {key: (type, value)}."""
+    found: dict[str, Any] = {}
+    for key, field in gguf.GGUFReader(file).fields.items():
+        if not key.startswith(("GGUF.", "tokenizer.", "general.")) or key == "general.architecture":
+            found[key] = [[kind.name for kind in field.types], _plain(field.contents())]
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON can have it."""
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    value = value.item() if isinstance(value, np.generic) else value
+    return str(value) if isinstance(value, float) and abs(value) == float("inf") else value
+
+
+def add_recorded(writer: gguf.GGUFWriter, fields: dict[str, Any]) -> None:
+    """Adds what `metadata_of` found."""
+    for key, (types, value) in fields.items():
+        if key == "general.architecture":
+            continue
+        if types[0] == "ARRAY":
+            writer.add_array(key, [float(each) if isinstance(each, str) else each for each in value])
+        else:
+            writer.add_key_value(key, value, gguf.GGUFValueType[types[0]])
+
+
+def write_recorded(path: Path, folder: Path, case: str) -> Path:
+    """The folder's model as the converter writes it: its recorded metadata, and the package's names."""
+    fields = json.loads(RECORDED.read_text())[case]
+    kind = fields["general.architecture"][1]
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
+    names, config = gguf.get_tensor_name_map(arch, 8), json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, kind)
+    add_recorded(writer, fields)
+    write_tokenizer(writer, folder)
+    stored: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for name, tensor in _of_kind(stored, kind):
+        stem, _, end = name.rpartition(".")
+        part = stem.rpartition(".")[2]
+        if kind in PERMUTED and part in heads:
+            halves = tensor.view(heads[part], 2, -1, *tensor.shape[1:])
+            tensor = halves.transpose(1, 2).reshape(tensor.shape)
+        if kind == "nemotron" and end == "weight" and "norm" in part:
+            tensor = tensor + 1
+        own = name if name.startswith(("blk.", "altup")) else f"{names.get_name(stem)}.{end}"
+        if not own.startswith("None") and not (kind == "cohere2" and end == "bias"):
+            writer.add_tensor(own, tensor.float().contiguous().numpy())
+    if kind == "gemma4":
+        shares = np.array([1.0] * 3 + [1e30] * 9, np.float32)  # a quarter of 12 pairs
+        writer.add_tensor("rope_freqs.weight", shares)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _of_kind(stored: dict[str, torch.Tensor], kind: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors under names that the table knows, or under GGUF's."""
+    if kind == "llama4":
+        yield from _apart(stored)
+        return
+    if kind == "granite" or kind == "granitemoe":
+        stored = dict(of_mamba(stored, {"num_local_experts": 8, "mamba_n_groups": 1}))
+    streams: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in stored.items() if kind == "gemma4" else converted(stored):
+        layer = re.match(r"model\.layers\.(\d+)\.(.*)", name)
+        if name.startswith(("model.altup_projections", "model.altup_unembed_projections")):
+            streams.setdefault(name.split(".")[1], []).append(tensor)
+        elif layer is not None and layer[2] in VECTORS:
+            yield f"blk.{layer[1]}.{VECTORS[layer[2]]}", tensor
+        elif name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+            yield f"{name}.weight", tensor
+        else:
+            yield name, tensor
+    for name, parts in streams.items():
+        yield (
+            {"altup_projections": "altup_proj", "altup_unembed_projections": "altup_unembd_proj"}[name]
+            + ".weight",
+            torch.stack(parts),
+        )
+
+
+def _apart(stored: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Llama 4's experts, whose matrices are transposed and have gate and up in one."""
+    for name, tensor in stored.items():
+        if name.endswith(".experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), tensor.transpose(1, 2).chunk(2, 1), strict=True):
+                yield f"{name.removesuffix('gate_up_proj')}{part}_proj.weight", half
+        elif name.endswith(".experts.down_proj"):
+            yield f"{name}.weight", tensor.transpose(1, 2)
+        else:
+            yield name, tensor
