@@ -73,7 +73,7 @@ def _set(key: str, value: Any, kind: str = "UINT32") -> Callable[[dict[str, Any]
             _set("hunyuan-moe.expert_shared_count", 2),
             "expert_shared_count: only 1 is supported",
         ),
-        ("gemma4, experts", _set("gemma4.expert_count", 4), "ffn_gate_up_exps.weight: expected 4 experts"),
+        ("gemma4, experts", _set("gemma4.expert_count", 4), "_exps.weight: expected 4 experts"),
         ("llama4", _set("llama4.attention.value_length", 8), "differs from llama4.attention.key_length"),
         ("minimax_m2", _set("minimax-m2.expert_gating_func", 1), "expert_gating_func: only 2 is supported"),
     ],
