@@ -41,6 +41,9 @@ class BoundGrammar(ABC):
     """A `Grammar` (matcher.py) whose masks are made in this process."""
 
     remote: ClassVar[bool] = False
+    grows: ClassVar[bool] = True
+    ended: ClassVar[bool] = False
+    idle: ClassVar[bool] = False
 
     @property
     @abstractmethod

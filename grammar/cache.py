@@ -3,9 +3,7 @@
 from collections import OrderedDict
 from threading import Lock
 
-from personae.grammar.budget.automaton import AutomatonGrammar
 from personae.grammar.matcher import Grammar
-from personae.grammar.sandbox.masks import RemoteGrammar
 from personae.grammar.size_estimate import size_estimate
 from personae.grammar.spec import GrammarKey, GrammarSpec
 
@@ -31,7 +29,7 @@ class GrammarCache:
         key = (tenant, spec)
         with self._lock:
             grammar = self._grammars.get(key)
-            if isinstance(grammar, RemoteGrammar) and grammar.ended:
+            if grammar is not None and grammar.ended:
                 self._drop(key)
                 return None
             if grammar is not None:
@@ -40,8 +38,7 @@ class GrammarCache:
 
     def put(self, spec: GrammarSpec, grammar: Grammar, tenant: str = "") -> None:
         """Add a grammar, unless it alone has too many bytes."""
-        here = isinstance(grammar, AutomatonGrammar | RemoteGrammar)
-        nbytes = grammar.nbytes + (0 if here else size_estimate(spec))
+        nbytes = grammar.nbytes + (size_estimate(spec) if grammar.grows else 0)
         key = (tenant, spec)
         with self._lock:
             if key in self._grammars or nbytes > self._most_bytes:
@@ -56,7 +53,7 @@ class GrammarCache:
         """Drop the processes that make masks and bind no answer: those of a tenant, or all."""
         with self._lock:
             for key, grammar in [*self._grammars.items()]:
-                if isinstance(grammar, RemoteGrammar) and grammar.idle and tenant in (None, key[0]):
+                if grammar.idle and tenant in (None, key[0]):
                     self._drop(key)
 
     def _drop(self, key: GrammarKey) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from threading import Thread
+from typing import NamedTuple
 
 import msgspec
 
@@ -63,7 +64,31 @@ def _without_looks(spec: GrammarSpec) -> GrammarSpec:
 
 
 class _NeedsSandbox(Exception):
-    """The spec needs something that is only done in the sandbox."""
+    """A schema is not enforced as it is written. It is rewritten in the sandbox only."""
+
+
+def _as_written_here(document: Schema, *, any_order: bool = False) -> Iterator[Schema]:
+    """As `as_written`. Raises _NeedsSandbox where others would come."""
+    yield from as_written(document, any_order=any_order)
+    raise _NeedsSandbox
+
+
+class _Form(NamedTuple):
+    """A spec, and the forms of its schemas that are tried."""
+
+    spec: GrammarSpec
+    rewritings: Rewritings
+
+
+def _forms(spec: GrammarSpec) -> Iterator[_Form]:
+    """The forms in which a spec may be bound; those behind the first are for what is too complex. What is in
+    any order, or not strict, is bound without being rewritten. What is not strict is bound by its types."""
+    yield _Form(spec, rewritten)
+    loose = loosened(spec)
+    if loose is not None or is_in_any_order(spec):
+        yield _Form(spec, as_written)
+    if loose is not None and loose != spec:
+        yield _Form(loose, rewritten)
 
 
 class GrammarCompiler:
@@ -103,7 +128,7 @@ class GrammarCompiler:
         self._backends.get("outlines")
         for spec in FIRST_SPECS:
             with suppress(GrammarError, _NeedsSandbox):
-                self._compile(spec, self._build)
+                self._compile(spec, self._build, _as_written_here)
 
     def get(self, spec: GrammarSpec, tenant: str = "") -> Grammar | None:
         """See `GrammarCache`."""
@@ -116,17 +141,23 @@ class GrammarCompiler:
     def compile(self, spec: GrammarSpec, tenant: str = "") -> Grammar:
         """Compile without the cache, with the fastest backend that enforces the whole spec.
 
-        If a schema is not `strict` and no backend enforces all of it, it is bound as far as possible; check
-        the answer with `schema.validate.validate_answer`. If it is strict, also as a part of a structure
-        without grammars, and the spec names no backend, each token is checked (checked/), also where a
-        grammar would be too complex. Raises GrammarError if the spec is malformed, or if a strict spec cannot
-        be enforced or compiled within the limits. Raises Overloaded if this is not known in time.
+        The ways are tried in turn, each after a refusal that it may mend:
+
+        1. A client's grammar has a process of its own, which makes its masks.
+        2. A small automaton, if the answer is a choice or a regular expression.
+        3. The spec in each of its forms (`_forms`), here or in the sandbox.
+        4. Checks of each token (checked/), if it is strict, also as a part of a structure without grammars,
+           and names no backend.
+
+        If a schema is not `strict`, it is bound as far as possible; check the answer with
+        `schema.validate.validate_answer`. Raises GrammarError if the spec is malformed, or if a strict spec
+        cannot be enforced or compiled within the limits. Raises Overloaded if this is not known in time.
         """
         if self._sandbox is not None and is_foreign(spec):
             self._automaton(spec)
             return self._remote(self._sandbox, spec, tenant)
         try:
-            return self._compiled(spec, tenant)
+            return self._bound(spec, tenant)
         except GrammarError as error:
             refused = error.with_traceback(None)  # it holds what the sandbox's answer came through
         if _may_be_checked(spec, refused):
@@ -141,7 +172,7 @@ class GrammarCompiler:
         """As `compile`, but with checks only if `spec.checked`. The masks are made here, also for a grammar
         of a client."""
         try:
-            return self._compiled(spec, tenant)
+            return self._bound(spec, tenant)
         except GrammarError as error:
             refused = error.with_traceback(None)
         raise self.explained(spec, refused)
@@ -155,7 +186,7 @@ class GrammarCompiler:
         written = without_ignored(parse_schema(spec.source))
         return explained(written, refusal, lambda one: self._schemas.is_enforced(one, rewritten))
 
-    def _compiled(self, spec: GrammarSpec, tenant: str) -> BoundGrammar:
+    def _bound(self, spec: GrammarSpec, tenant: str) -> BoundGrammar:
         """As `compile_here`. A refusal is not explained yet."""
         if spec.reasoning is not None:
             return self._limited(msgspec.structs.replace(spec, reasoning=None), spec.reasoning, tenant)
@@ -164,33 +195,48 @@ class GrammarCompiler:
         automaton = self._automaton(spec)
         if automaton is not None:
             return automaton
-        if self._sandbox is not None:
-            with suppress(_NeedsSandbox):
-                if is_small(spec):
-                    return self._compiled_here(spec)
-            return self._compiled_by(self._sandbox, spec)
-        return self._compiled_here(spec)
+        refused: GrammarError | None = None
+        for form in _forms(spec):
+            try:
+                return self._of_form(form)
+            except GrammarError as error:
+                refused = refused or error.with_traceback(None)
+                if refused.code != TOO_COMPLEX:
+                    break
+        assert refused is not None, "a spec has a form"
+        raise refused
 
-    def _compiled_here(self, spec: GrammarSpec) -> BudgetGrammar:
-        """Compile here. A spec that cannot be closed and is not strict is bound loosely."""
+    def _of_form(self, form: _Form) -> BudgetGrammar:
+        """Compiled here if it is small and is enforced without being rewritten, or there is no sandbox. Else
+        the sandbox analyses the answers meanwhile: a compile that has ended there once will end here too."""
+        if self._sandbox is None:
+            return self._compile(form.spec, self._build, form.rewritings)
+        if is_small(form.spec):
+            with suppress(_NeedsSandbox):
+                return self._compile(form.spec, self._build, _as_written_here)
+        begun: list[Compiling] = []
+        analysis = self._sandbox.analyse(
+            form.spec,
+            may_rewrite=form.rewritings is rewritten,
+            report=lambda compile_plan: begun.append(Compiling(compile_plan, *self._pair(compile_plan))),
+        )
         try:
-            return self._compile(spec, self._build)
-        except GrammarError as error:
-            looser = loosened(spec) if error.code == TOO_COMPLEX else None
-            if looser is None or looser == spec:
-                raise
-            return self._compile(looser, self._build)
+            return begun[-1].grammar(analysis, self._table)
+        except GrammarError as error:  # over the model's tokens it takes more than over bytes
+            raise GrammarError(error.message, param=error.param, code=TOO_COMPLEX) from error
 
     def analyse(
-        self, spec: GrammarSpec, *, rewritten: bool = True, report: Callable[[CompilePlan], None] = _ignore
+        self,
+        spec: GrammarSpec,
+        *,
+        rewritings: Rewritings = rewritten,
+        report: Callable[[CompilePlan], None] = _ignore,
     ) -> Analysis:
         """Analyse a spec without a limit on its reasoning. Raises as `compile` does, but for `explained`.
 
-        Unless `rewritten`, schemas that are not enforced as they are written are not brought into another
-        form. Calls `report` with each plan that has been compiled, before its answers are analysed; the last
-        one is that of the result.
+        The forms of its schemas that `rewritings` gives are tried. Calls `report` with each plan that has
+        been compiled, before its answers are analysed; the last one is that of the result.
         """
-        rewritings = self._rewritings if rewritten else as_written
         return self._compile(
             spec,
             lambda pending: analyse(
@@ -232,64 +278,17 @@ class GrammarCompiler:
             self._processes.leave(tenant)
             raise
 
-    def _compiled_by(self, sandbox: Sandbox, spec: GrammarSpec) -> BudgetGrammar:
-        """Compile here while the sandbox analyses the answers. A compile that has ended there once will end
-        here too.
-
-        Over the model's tokens it may take more than over bytes, and be refused only here.
-        """
-        begun: list[Compiling] = []
-        analysis = self._analyse_in_sandbox(
-            spec,
-            sandbox,
-            lambda compile_plan: begun.append(Compiling(compile_plan, *self._pair(compile_plan))),
-        )
-        try:
-            return begun[-1].grammar(analysis, self._table)
-        except GrammarError:
-            looser = loosened(spec)
-            if looser is None or looser == spec:
-                raise
-            return self._compiled_by(sandbox, looser)
-
-    def _analyse_in_sandbox(
-        self, spec: GrammarSpec, sandbox: Sandbox, report: Callable[[CompilePlan], None]
-    ) -> Analysis:
-        """Analyse in the sandbox. A spec that is too complex is bound as it is written if it is not strict or
-        in any order, which may be what takes too long. What is not strict may be bound loosely."""
-        try:
-            return sandbox.analyse(spec, report=report)
-        except GrammarError as error:
-            if error.code != TOO_COMPLEX:
-                raise
-            looser = loosened(spec)
-            if looser is not None or is_in_any_order(spec):
-                with suppress(GrammarError):
-                    return sandbox.analyse(spec, rewritten=False, report=report)
-            if looser is not None:
-                with suppress(GrammarError):
-                    return sandbox.analyse(looser, report=report)
-            raise
-
     def _compile(
-        self,
-        spec: GrammarSpec,
-        finish: Callable[[PendingAnalysis], Made],
-        rewritings: Rewritings | None = None,
+        self, spec: GrammarSpec, finish: Callable[[PendingAnalysis], Made], rewritings: Rewritings
     ) -> Made:
-        """The result of `finish` for the pending analysis of the spec. Raises _NeedsSandbox if a sandbox
-        exists and is needed."""
-        rewritings = rewritings or self._rewritings
+        """The result of `finish` for the pending analysis of the spec."""
         if spec.kind == "json_schema":
             return self._schemas.compile(spec, finish, rewritings)
-        if spec.kind == "regex" and looks_around(spec.source):
-            if self._sandbox is not None:
-                raise _NeedsSandbox
-            spec = _without_looks(spec)
         name = BACKENDS_OF_KIND[spec.kind][-1]
         if spec.kind == "structure":
-            backend = self._backends.get(name)
-            return finish(structure_analysis(spec, backend, self._table, rewritings))
+            return finish(structure_analysis(spec, self._backends.get(name), self._table, rewritings))
+        if spec.kind == "regex" and looks_around(spec.source):
+            spec = _without_looks(spec)
         return finish(analysis_of(name, spec, self._table))
 
     def _automaton(self, spec: GrammarSpec) -> BoundGrammar | None:
@@ -314,20 +313,13 @@ class GrammarCompiler:
         """A grammar with a limit on reasoning. All limits of an equal spec share the compiled grammar."""
         inner = self.cache.get(spec, tenant)
         if not isinstance(inner, BoundGrammar):
-            inner = self._compiled(spec, tenant)
+            inner = self._bound(spec, tenant)
             self.cache.put(spec, inner, tenant)
         format = msgspec.structs.replace(limit, tokens=0, opened=False)
         tags = self._tags.get(format)
         if tags is None:
             tags = self._tags[format] = Tags(format, self._table)
         return LimitedGrammar(inner, limit, tags)
-
-    def _rewritings(self, document: Schema, *, any_order: bool = False) -> Iterator[Schema]:
-        """Schemas equal to `document`. All but the first are made in the sandbox if there is one."""
-        if self._sandbox is not None:
-            yield from as_written(document)
-            raise _NeedsSandbox
-        yield from rewritten(document, any_order=any_order)
 
     def _build(self, pending: PendingAnalysis) -> BudgetGrammar:
         return build(pending, *self._pair(pending.compile_plan), self._table)

@@ -157,6 +157,17 @@ class Grammar(Protocol):
     remote: ClassVar[bool]
     """Whether masks are made in another process."""
 
+    grows: ClassVar[bool]
+    """Whether its bytes in this process become more while answers are read."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process has ended and is not being replaced. Any thread may ask."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has a process and binds no answer. Any thread may ask."""
+
     @property
     def nbytes(self) -> int:
         """Bytes held, for the cache's bound."""

@@ -35,9 +35,9 @@ class GrammarSpec(msgspec.Struct, frozen=True, tag=True):
     and objects: no blanks between two tokens of JSON. `any_order` is for schemas: properties may come in
     any order instead of the schema's. `reasoning` limits the reasoning that a `structure` begins with.
     `backend` is the only one that may enforce it, None for any. `checked`: no grammar enforces its strict
-    schemas completely, so each token is checked (checked/). The compiler sets it, not the caller. Equal
-    specs compile to the same grammar, so a spec and its tenant are the key of the cache of compiled
-    grammars.
+    schemas completely, so each token is checked (checked/). `sets` is for `lark`: where JSON with sets is
+    (`tracked/places.py`, as JSON text). The compiler sets these two, not the caller. Equal specs compile
+    to the same grammar, so a spec and its tenant are the key of the cache of compiled grammars.
     """
 
     kind: GrammarKind
@@ -48,6 +48,7 @@ class GrammarSpec(msgspec.Struct, frozen=True, tag=True):
     compact: bool = False
     any_order: bool = False
     checked: bool = False
+    sets: str = ""
 
 
 GrammarKey = tuple[str, GrammarSpec]

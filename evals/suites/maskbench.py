@@ -32,7 +32,6 @@ from personae.grammar.checked.grammar import CheckedGrammar
 from personae.grammar.checked.matcher import CheckedMatcher
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.matcher import Matcher
-from personae.grammar.sandbox.masks import RemoteGrammar
 from personae.grammar.schema.walk import subschemas
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
@@ -121,7 +120,7 @@ def run(
         finally:
             report.seconds.append(time.perf_counter() - started)
         report.compiled += 1
-        if isinstance(grammar, RemoteGrammar):  # the same with its masks made here
+        if grammar.remote:  # the same with its masks made here
             report.checked += 1
             grammar = compiler.compile_here(msgspec.structs.replace(spec, checked=True))
         assert isinstance(grammar, BoundGrammar)

@@ -23,7 +23,7 @@ from personae.grammar.spec import GrammarSpec
 from personae.grammar.tracked.distinct import STOP
 from personae.grammar.tracked.endings import Endings
 from personae.grammar.tracked.items import Items
-from personae.grammar.tracked.places import SETS_COMMENT, Places
+from personae.grammar.tracked.places import Places
 from personae.grammar.tracked.sets import SetsCompiled
 from personae.grammar.tracked.support import Untracked
 from personae.grammar.vocabulary import Vocabulary
@@ -88,8 +88,8 @@ class LLGuidanceBackend:
         if spec.kind == "json_schema" and SET in spec.source:
             places = Places((("", json.loads(spec.source)),), any_order=spec.any_order)
             return self._with_sets(compiled, places, spec)
-        if spec.kind == "lark" and spec.source.startswith(SETS_COMMENT):
-            return self._with_sets(compiled, _places(spec.source), spec)
+        if spec.sets:
+            return self._with_sets(compiled, _PLACES.decode(spec.sets), spec)
         return compiled
 
     def _with_sets(self, compiled: CompiledGrammar, places: Places, spec: GrammarSpec) -> CompiledGrammar:
@@ -147,16 +147,6 @@ def _compile_items(document: dict[str, Any], schema: Any, any_order: bool) -> Co
     """The grammar of an item of a set, over bytes. Raises Untracked."""
     rules = Items(document, tight, "item", any_order=any_order).rules(schema)
     return _backend_of_bytes().compile(GrammarSpec("lark", "\n".join(["start: item", *rules])))
-
-
-def _places(source: str) -> Places:
-    line = source.partition("\n")[0].removeprefix(SETS_COMMENT)
-    try:
-        return _PLACES.decode(line)
-    except msgspec.DecodeError as error:
-        raise GrammarError(
-            f"The first line is not a comment of Personae: {error}.", param=PARAMS["lark"]
-        ) from None
 
 
 class LLGuidanceCompiled:

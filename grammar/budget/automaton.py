@@ -28,6 +28,8 @@ class AutomatonGrammar(BoundGrammar):
     It begins in `start` and may end in `finals`; every state leads to one of these.
     """
 
+    grows = False
+
     def __init__(
         self, transitions: Transitions, start: int, finals: Set[int], vocabulary: Vocabulary
     ) -> None:

@@ -40,6 +40,7 @@ from personae.grammar.sandbox.server import (
 )
 from personae.grammar.sandbox.warm_up import FIRST_SPECS, warm_up_specs
 from personae.grammar.schema.document import PARAMS, TOO_COMPLEX
+from personae.grammar.schema.rewritten import as_written, rewritten
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 
@@ -106,16 +107,16 @@ class Sandbox(SandboxServer):
         self,
         spec: GrammarSpec,
         *,
-        rewritten: bool = True,
+        may_rewrite: bool = True,
         report: Callable[[CompilePlan], None] | None = None,
     ) -> Analysis:
-        """Analyse `spec`, with its schemas `rewritten` if necessary. Calls `report` with each plan that has
-        been compiled; the last one is that of the result.
+        """Analyse `spec`. `may_rewrite`: its schemas may be brought into other forms. Calls `report` with
+        each plan that has been compiled; the last one is that of the result.
 
         Raises the GrammarError of the compile, a GrammarError of its own (`grammar_too_complex`) if the
         compile does not end within the limits, and Overloaded if this is not known in time.
         """
-        request = msgspec.msgpack.encode((spec, rewritten, None))
+        request = msgspec.msgpack.encode((spec, may_rewrite, None))
         asked = time.monotonic()
         try:
             for frame in self.ask(_ANALYSIS, request):
@@ -237,7 +238,7 @@ def _make_masks(compiler: "GrammarCompiler", connection: socket.socket, limits: 
 
 def _analyse(compiler: "GrammarCompiler", connection: socket.socket) -> None:
     """A child's work on one request."""
-    spec, rewritten, refusal = _REQUESTS.decode(request_of(connection))
+    spec, may_rewrite, refusal = _REQUESTS.decode(request_of(connection))
     send_frame(connection, b"")
     if refusal is not None:
         found = SandboxRefusal.of(compiler.explained(spec, refusal.error()))
@@ -246,7 +247,7 @@ def _analyse(compiler: "GrammarCompiler", connection: socket.socket) -> None:
     try:
         outcome: Analysis | SandboxRefusal = compiler.analyse(
             spec,
-            rewritten=rewritten,
+            rewritings=rewritten if may_rewrite else as_written,
             report=lambda compile_plan: send_frame(connection, msgspec.msgpack.encode(compile_plan)),
         )
     except GrammarError as error:

@@ -116,6 +116,7 @@ class RemoteGrammar:
     """
 
     remote: ClassVar[bool] = True
+    grows: ClassVar[bool] = False
     nbytes = PROCESS_BYTES
 
     def __init__(
@@ -152,7 +153,7 @@ class RemoteGrammar:
 
     @property
     def ended(self) -> bool:
-        """Whether the process has ended and is not being replaced. Any thread may ask."""
+        """See Grammar."""
         if self._ended or self._reopening is not None:
             return self._ended
         try:
@@ -165,7 +166,7 @@ class RemoteGrammar:
 
     @property
     def idle(self) -> bool:
-        """Whether it binds no answer. Any thread may ask."""
+        """See Grammar."""
         return not self._answers
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from personae.grammar.regex.plain import looks_around
 from personae.grammar.schema.prepare import ANALYSIS_ERRORS
 from personae.grammar.schema.shortest import shortest_alone, shortest_instance
 from personae.grammar.spec import GrammarSpec
@@ -55,7 +56,7 @@ def is_small(spec: GrammarSpec) -> bool:
         case "json_object" | "choice":
             return True
         case "regex":
-            return is_plain(spec.source)
+            return is_plain(spec.source) and not looks_around(spec.source)
         case "json_schema":
             try:
                 return _small_schemas([msgspec.json.decode(spec.source)])

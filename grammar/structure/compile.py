@@ -36,7 +36,6 @@ from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.elements import Element, Json, Lark, Regex, decode_structure, replace_bound
 from personae.grammar.structure.lark import BoundElement, lark
 from personae.grammar.structure.sets import places
-from personae.grammar.tracked.places import SETS_COMMENT
 from personae.grammar.tracked.support import uncounted
 
 _BACKEND = "llguidance"
@@ -70,10 +69,7 @@ def structure_analysis(
         return element
 
     def written(whole: Element, special: Mapping[str, int]) -> GrammarSpec:
-        source = lark(whole, special, _written)
-        if reads_sets and SET in spec_of_sets:
-            source = f"{SETS_COMMENT}{spec_of_sets}\n{source}"
-        return GrammarSpec("lark", source)
+        return GrammarSpec("lark", lark(whole, special, _written), sets=sets)
 
     def by_bytes(part: BoundElement) -> BoundElement:
         if not isinstance(part, Lark):
@@ -91,7 +87,9 @@ def structure_analysis(
     if found is None and reads_sets and SET.encode() in msgspec.json.encode(element):
         reads_sets = False  # rewritten, the schemas no longer say that they are of objects
         element = replace_bound(whole, bind)
-    spec_of_sets = msgspec.json.encode(found).decode()
+    sets = msgspec.json.encode(found).decode()
+    if not reads_sets or SET not in sets:
+        sets = ""
     second = written(replace_bound(element, by_bytes), table.bytewise().special)
     compile_plan = CompilePlan(_BACKEND, written(element, table.vocabulary.special), second)
     return PendingAnalysis(compile_plan, bounds, entries(element))

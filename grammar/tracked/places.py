@@ -13,8 +13,6 @@ from personae.grammar.tracked.distinct import ItemGrammar
 from personae.grammar.tracked.listed_names import ListedNames, beginning
 from personae.grammar.tracked.support import Untracked
 
-SETS_COMMENT = "// x-personae-sets "
-"""How the first line of a grammar begins that contains `Places`."""
 Nodes = tuple[dict[str, Any], ...]
 _ANY_NAME = "\0"  # one that is not listed
 _MOST_PLACES = 5_000

@@ -11,6 +11,7 @@ from answers import marked, parse_marked
 from worst import WORST, answer, text_of, text_vocabulary
 
 from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.answer import AnswerShape
 from personae.grammar.structure.elements import Json
 from personae.grammar.tools.arguments import JsonArguments
@@ -155,3 +156,11 @@ def test_sets_are_checked_in_formats_that_write_arguments_one_by_one(name: str) 
         parser = shape.parser(vocabulary.special)
         [(_, arguments)] = parse_marked(parser, marked(ids, vocabulary, parser)).arguments
         assert jsonschema_rs.is_valid(called.parameters, arguments), text_of(ids, vocabulary)
+
+
+def test_no_comment_in_a_clients_grammar_says_where_sets_are() -> None:
+    texts = {"type": "array", "items": {"type": "string"}, "x-personae-set": True}
+    comment = f'// x-personae-sets {json.dumps({"schemas": [["", texts]]})}'
+    spec = GrammarSpec("lark", f'{comment}\nstart: "[\\"a\\",\\"a\\"]"')
+    matcher = compiler()[0].compile(spec).matcher()
+    assert matcher.feed(b'["a","a"]') == 9
