@@ -167,11 +167,12 @@ class Alternatives:
             yield from (
                 {"type": "object", "required": [name], "properties": {name: other}} for other in of(one)
             )
-        if schema.get("additionalProperties", True) is not True:
-            for other in of(schema["additionalProperties"]):
+        for keyword in ("additionalProperties", "unevaluatedProperties"):
+            for other in of(schema.get(keyword, True)):
                 yield {"type": "object", "required": [_UNLISTED], "properties": {_UNLISTED: other}}
-        if not isinstance(schema.get("items", []), list):
-            yield from ({"type": "array", "contains": other} for other in of(schema["items"]))
+        for keyword in ("items", "unevaluatedItems"):
+            if not isinstance(schema.get(keyword, True), list):
+                yield from ({"type": "array", "contains": other} for other in of(schema.get(keyword, True)))
         if "contains" in schema:
             yield from ({"type": "array", "items": other} for other in of(schema["contains"]))
         for least, most, kind in _LEAST_AND_MOST:

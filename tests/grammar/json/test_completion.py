@@ -64,6 +64,11 @@ CASES: dict[str, tuple[Any, str]] = {
         },
         "{",
     ),
+    "a member that is unevaluated": (
+        {"not": {"anyOf": [True, {"properties": {"a": True}}], "unevaluatedProperties": False}},
+        "",
+    ),
+    "an item that is unevaluated": ({"not": {"prefixItems": [True], "unevaluatedItems": False}}, "["),
     "a begun escape": ({"type": "string", "maxLength": 1}, '"\\u00'),
     "a recursive schema": (
         {

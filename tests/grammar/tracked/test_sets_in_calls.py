@@ -160,7 +160,7 @@ def test_sets_are_checked_in_formats_that_write_arguments_one_by_one(name: str) 
 
 def test_no_comment_in_a_clients_grammar_says_where_sets_are() -> None:
     texts = {"type": "array", "items": {"type": "string"}, "x-personae-set": True}
-    comment = f'// x-personae-sets {json.dumps({"schemas": [["", texts]]})}'
+    comment = f"// x-personae-sets {json.dumps({'schemas': [['', texts]]})}"
     spec = GrammarSpec("lark", f'{comment}\nstart: "[\\"a\\",\\"a\\"]"')
     matcher = compiler()[0].compile(spec).matcher()
     assert matcher.feed(b'["a","a"]') == 9
