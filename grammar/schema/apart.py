@@ -6,102 +6,13 @@ written, such as an object without its tag, or one that has another branch's pro
 branch does not accept. No answer is invalid.
 """
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 from personae.grammar.schema.disjoint import Parts, Reader, listed_in
-from personae.grammar.schema.document import Schema
-from personae.grammar.schema.walk import rebuild, subschemas, target
-
-_MOST_BRANCHES = 40
-# Keywords in which a schema that accepts less may make the whole accept more.
-_OPPOSING = frozenset(
-    {"not", "if", "contains", "propertyNames", "unevaluatedProperties", "unevaluatedItems", "maxContains"}
-)
-_NOTES = frozenset({"title", "description", "default", "examples", "$comment"})
 
 
 class Inseparable(Exception):
     """No condition is known that separates two branches."""
-
-
-def kept_apart(document: Schema) -> Schema | None:
-    """A schema without `oneOf` that accepts nothing that `document` does not accept. None if there is no
-    `oneOf`, or if no such schema is known."""
-    if isinstance(document, bool):
-        return None
-    nodes = [one for one, _ in subschemas(document)]
-    if not any("oneOf" in one for one in nodes) or any(_OPPOSING & one.keys() for one in nodes):
-        return None
-    if any("$id" in one or "id" in one for one in nodes[1:]):
-        return None  # references are relative to them
-    try:
-        return _Separator(document).whole()
-    except Inseparable:
-        return None
-
-
-class _Separator:
-    def __init__(self, document: dict[str, Any]) -> None:
-        self._document = document
-        self._reader = Reader(document)
-        self._names: dict[str, str] = {}
-        self._definitions: dict[str, Any] = {}
-
-    def whole(self) -> dict[str, Any]:
-        """The document rewritten. Raises Inseparable."""
-        found: dict[str, Any] = self.rewritten(self._document)
-        if self._definitions:
-            found["$defs"] = found.get("$defs", {}) | self._definitions
-        return found
-
-    def rewritten(self, schema: Any) -> Any:
-        if not isinstance(schema, dict):
-            return schema
-        rebuilt = rebuild(schema, lambda _, child: self.rewritten(child))
-        branches = rebuilt.pop("oneOf", None)
-        if isinstance(branches, list):
-            either = {"anyOf": list(self._apart(schema, schema["oneOf"], branches))}
-            if "anyOf" in rebuilt:
-                rebuilt["allOf"] = [*rebuilt.get("allOf", ()), either]
-            else:
-                rebuilt |= either
-        return rebuilt
-
-    def _apart(self, schema: dict[str, Any], before: list[Any], branches: list[Any]) -> Iterator[Any]:
-        """The branches, each with its condition. `before` are the branches as they were written; the
-        conditions exclude these."""
-        if len(before) > _MOST_BRANCHES:
-            raise Inseparable
-        around = self._reader.parts({key: value for key, value in schema.items() if key != "oneOf"})
-        read = [self._reader.parts(branch) for branch in before]
-        known = [None if around is None or parts is None else [*around, *parts] for parts in read]
-        for one, branch in zip(known, branches, strict=True):
-            if one is None:
-                continue
-            others = [other for other in known if other is not one and not self._reader.exclude(one, other)]
-            condition = Condition(self._reader, one)
-            for other in others:
-                assert other is not None
-                condition.exclude(other)
-            yield self._with(branch, condition.schema())
-
-    def _with(self, branch: Any, said: dict[str, Any]) -> Any:
-        """A branch with a condition added. If the branch is a reference, its target becomes a definition of
-        its own."""
-        if not said:
-            return branch
-        if not isinstance(branch, dict):
-            return said
-        if branch.keys() - _NOTES != {"$ref"}:
-            return _merged(branch, said)
-        key = json.dumps([branch["$ref"], said])
-        if key not in self._names:
-            name = self._names[key] = f"apart-{len(self._names)}"
-            referred = target(self._document, branch["$ref"])
-            self._definitions[name] = _merged(self.rewritten(referred), said)
-        return {"$ref": f"#/$defs/{self._names[key]}"}
 
 
 class Condition:
@@ -180,16 +91,20 @@ class Condition:
         return said
 
 
-def _merged(branch: Any, said: dict[str, Any]) -> dict[str, Any]:
-    """Both in one schema where that is easy. A schema with a reference may have nothing else next to it."""
-    if not isinstance(branch, dict) or "$ref" in branch or ("type" in said and "type" in branch):
+def beside(branch: Any, said: dict[str, Any]) -> Any:
+    """What satisfies a branch and its condition, in one schema where that is easy."""
+    if not said or branch is False:
+        return branch
+    if branch is True:
+        return said
+    if "$ref" in branch or ("type" in said and "type" in branch):
         return {"allOf": [branch, said]}
-    merged = branch | said
+    found = branch | said
     if "properties" in said and "properties" in branch:
-        merged["properties"] = branch["properties"] | said["properties"]
+        found["properties"] = branch["properties"] | said["properties"]
     if "required" in said and "required" in branch:
-        merged["required"] = [*branch["required"], *said["required"]]
-    return merged
+        found["required"] = [*branch["required"], *said["required"]]
+    return found
 
 
 def _is_of_objects(part: dict[str, Any]) -> bool:

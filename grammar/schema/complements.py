@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema_rs
 
-from personae.grammar.schema.apart import Condition, Inseparable
+from personae.grammar.schema.apart import Condition, Inseparable, beside
 from personae.grammar.schema.disjoint import Parts, Reader
 from personae.grammar.schema.document import Schema, dialect
 from personae.grammar.schema.patterns import anything_but, language
@@ -22,6 +22,7 @@ _TYPES = ("null", "boolean", "number", "string", "array", "object")
 _OF_VALUE = {type(None): "null", bool: "boolean", str: "string", list: "array", dict: "object"}
 _FRACTION = {"type": "number", "not": {"multipleOf": 1}}
 _MOST_BRANCHES = 24
+_MOST_TAGGED = 40  # branches with tags, which take less
 _MOST_NUMBERS = 16
 _MOST_WORK = 4_000
 _CONDITIONS = frozenset({"not", "if", "oneOf", "dependentSchemas", "dependencies"})
@@ -126,6 +127,10 @@ class _Rewriter:
             then, otherwise = schema.get("then", True), schema.get("else", True)
             met = _all(self.affirmed(schema["if"]), self.affirmed(then))
             conditions.append(_any([met, _all(self.denied(schema["if"]), self.affirmed(otherwise))]))
+        match conditions:
+            case [{"anyOf": alternatives, **rest}] if not rest and "anyOf" not in found:
+                found["anyOf"] = alternatives
+                conditions = []
         if conditions:
             found["allOf"] = [*found.get("allOf", ()), *conditions]
         return found
@@ -145,7 +150,7 @@ class _Rewriter:
             [j for j, other in enumerate(known) if j != i and not self._reader.exclude(one, other)]
             for i, one in enumerate(known)
         ]
-        if len(branches) > _MOST_BRANCHES and any(overlapping):
+        if len(branches) > (_MOST_TAGGED if self._by_tags else _MOST_BRANCHES) and any(overlapping):
             raise Inexpressible
         ways = []
         for place, branch in enumerate(branches):
@@ -157,7 +162,7 @@ class _Rewriter:
                     for other in overlapping[place]
                     if not (self._by_tags and _separates(condition, known[other]))
                 ]
-                ways.append(_all(self.affirmed(branch), condition.schema() or True, *denied))
+                ways.append(_all(beside(self.affirmed(branch), condition.schema()), *denied))
         return _any(ways)
 
     def denied(self, schema: Any) -> Any:

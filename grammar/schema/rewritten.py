@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Protocol
 
-from personae.grammar.schema.apart import kept_apart
 from personae.grammar.schema.canonical import canonicalise
 from personae.grammar.schema.complements import modern, without_conditions
 from personae.grammar.schema.disjoint import without_disjoint_one_of
@@ -59,33 +58,25 @@ def _forms(document: Schema, *, any_order: bool) -> Iterator[Schema]:
     left: Schema = document
     with suppress(*ANALYSIS_ERRORS):
         left = with_values_left(document)
-    canonical: Schema = True
     with suppress(Exception):  # there is none, whatever the library's error
         canonical = strip(canonicalise(left))
         apart = without_overlaps(canonical)
         if apart != canonical:
             canonical = strip(canonicalise(apart))
         yield spelled(canonical)
-    for one in (without_disjoint_one_of(strip(document)), canonical):
-        with suppress(*ANALYSIS_ERRORS):
-            separate = kept_apart(one)
-            if separate is not None:
-                yield spelled(separate)
-                if any_order:
-                    yield from _in_one_place(separate)
     if not any_order:
         yield from _merged(strip(document))
     before = ""
-    for by_tags in (False, True):
+    for by_tags in (True, False):
         plainer: Schema | None = None
         with suppress(*ANALYSIS_ERRORS):
             plainer = strip(without_conditions(left, by_tags=by_tags))
         text = json.dumps(plainer)
         if plainer is not None and text != before:
             before = text
+            yield spelled(plainer)
             with suppress(Exception):  # it has no canonical form, or too large a one
                 yield spelled(without_overlaps(strip(canonicalise(plainer))))
-            yield spelled(plainer)
             yield from _in_one_place(plainer) if any_order else _merged(plainer)
 
 
