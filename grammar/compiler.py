@@ -73,22 +73,22 @@ def _as_written_here(document: Schema, *, any_order: bool = False) -> Iterator[S
     raise _NeedsSandbox
 
 
-class _Form(NamedTuple):
+class _Attempt(NamedTuple):
     """A spec, and the forms of its schemas that are tried."""
 
     spec: GrammarSpec
     rewritings: Rewritings
 
 
-def _forms(spec: GrammarSpec) -> Iterator[_Form]:
+def _attempts(spec: GrammarSpec) -> Iterator[_Attempt]:
     """The forms in which a spec may be bound; those behind the first are for what is too complex. What is in
     any order, or not strict, is bound without being rewritten. What is not strict is bound by its types."""
-    yield _Form(spec, rewritten)
+    yield _Attempt(spec, rewritten)
     loose = loosened(spec)
     if loose is not None or is_in_any_order(spec):
-        yield _Form(spec, as_written)
+        yield _Attempt(spec, as_written)
     if loose is not None and loose != spec:
-        yield _Form(loose, rewritten)
+        yield _Attempt(loose, rewritten)
 
 
 class GrammarCompiler:
@@ -145,7 +145,7 @@ class GrammarCompiler:
 
         1. A client's grammar has a process of its own, which makes its masks.
         2. A small automaton, if the answer is a choice or a regular expression.
-        3. The spec in each of its forms (`_forms`), here or in the sandbox.
+        3. The spec in each of its forms (`_attempts`), here or in the sandbox.
         4. Checks of each token (checked/), if it is strict, also as a part of a structure without grammars,
            and names no backend.
 
@@ -196,9 +196,9 @@ class GrammarCompiler:
         if automaton is not None:
             return automaton
         refused: GrammarError | None = None
-        for form in _forms(spec):
+        for attempt in _attempts(spec):
             try:
-                return self._of_form(form)
+                return self._tried(attempt)
             except GrammarError as error:
                 refused = refused or error.with_traceback(None)
                 if refused.code != TOO_COMPLEX:
@@ -206,18 +206,18 @@ class GrammarCompiler:
         assert refused is not None, "a spec has a form"
         raise refused
 
-    def _of_form(self, form: _Form) -> BudgetGrammar:
+    def _tried(self, attempt: _Attempt) -> BudgetGrammar:
         """Compiled here if it is small and is enforced without being rewritten, or there is no sandbox. Else
         the sandbox analyses the answers meanwhile: a compile that has ended there once will end here too."""
         if self._sandbox is None:
-            return self._compile(form.spec, self._build, form.rewritings)
-        if is_small(form.spec):
+            return self._compile(attempt.spec, self._build, attempt.rewritings)
+        if is_small(attempt.spec):
             with suppress(_NeedsSandbox):
-                return self._compile(form.spec, self._build, _as_written_here)
+                return self._compile(attempt.spec, self._build, _as_written_here)
         begun: list[Compiling] = []
         analysis = self._sandbox.analyse(
-            form.spec,
-            may_rewrite=form.rewritings is rewritten,
+            attempt.spec,
+            may_rewrite=attempt.rewritings is rewritten,
             report=lambda compile_plan: begun.append(Compiling(compile_plan, *self._pair(compile_plan))),
         )
         try:

@@ -91,7 +91,7 @@ class Condition:
         return said
 
 
-def beside(branch: Any, said: dict[str, Any]) -> Any:
+def with_condition(branch: Any, said: dict[str, Any]) -> Any:
     """What satisfies a branch and its condition, in one schema where that is easy."""
     if not said or branch is False:
         return branch

@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema_rs
 
-from personae.grammar.schema.apart import Condition, Inseparable, beside
+from personae.grammar.schema.apart import Condition, Inseparable, with_condition
 from personae.grammar.schema.disjoint import Parts, Reader
 from personae.grammar.schema.document import Schema, dialect
 from personae.grammar.schema.patterns import anything_but, language
@@ -162,7 +162,7 @@ class _Rewriter:
                     for other in overlapping[place]
                     if not (self._by_tags and _separates(condition, known[other]))
                 ]
-                ways.append(_all(beside(self.affirmed(branch), condition.schema()), *denied))
+                ways.append(_all(with_condition(self.affirmed(branch), condition.schema()), *denied))
         return _any(ways)
 
     def denied(self, schema: Any) -> Any:
