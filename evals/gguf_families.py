@@ -1,4 +1,6 @@
-"""GGUF files that llama.cpp's own converter makes, against transformers: `python -m personae.evals.gguf_families`.
+"""GGUF files that llama.cpp's own converter makes, against transformers.
+
+    python -m personae.evals.gguf_families --converter FOLDER
 
 For each family a tiny random model of transformers' own class is converted and loaded here; its logits are
 compared with transformers' on the folder. llama.cpp's source comes with `pip download --no-binary :all:
