@@ -156,11 +156,11 @@ class AltUp(UndividedBlock):
 
 
 class AltUpStreams:
-    """Makes the streams of the embedding, and one result of all of them: each is a product, brought to the
-    size of the first."""
+    """Makes `count` streams of the embedding, and one result of all of them: each is a product, brought to
+    the size of the first."""
 
     def __init__(self, streams: int, context: BlockContext) -> None:
-        hidden = context.hidden_size
+        hidden, self.count = context.hidden_size, streams
         self._apart, self._together = (
             [
                 context.linear((f"model.{name}.{index}",), hidden, (hidden,), bias=False)

@@ -456,16 +456,17 @@ class Decoder:
             x, embedded = self._stage_inputs(own, part.lora)
             per_layer = None if self.per_layer is None else self.per_layer(own, embedded)
             x = self._run_layers(x, positions[part.tokens], kv, part.batch, part.lora, per_layer=per_layer)
-            pipeline.send(x if last or self.per_layer is None else torch.cat((x, embedded), 1))
+            pipeline.send(x if last or self.per_layer is None else torch.cat((x.flatten(1), embedded), 1))
         return hidden, arrival
 
     def _stage_inputs(self, tokens: Tensor, lora: LoraContext | None) -> tuple[Tensor, Tensor]:
         """What the first layer reads, and the embedded tokens, if there are embeddings for each layer."""
-        size, with_embedded = self.config.hidden_size, self.per_layer is not None
+        hidden, with_embedded = self.config.hidden_size, self.per_layer is not None
         if self._pipeline.stage == 0:
             embedded = self._changed(self._embed(tokens), tokens, lora)
             return embedded.clone() if with_embedded else embedded, embedded
-        x = torch.empty(len(tokens), size * (1 + with_embedded), dtype=self.dtype)
+        size = hidden if self.streams is None else hidden * self.streams.count
+        x = torch.empty(len(tokens), size + hidden * with_embedded, dtype=self.dtype)
         self._pipeline.receive(x)
         return (x[:, :size].contiguous(), x[:, size:]) if with_embedded else (x, x)
 
@@ -485,7 +486,8 @@ class Decoder:
         per_layer: Tensor | None = None,
         whole: ForwardContext | None = None,
     ) -> Tensor:
-        """What the first layer reads [T, H] -> the residual stream after the last layer [T, H]."""
+        """What the first layer reads [T, H] -> the residual stream after the last layer [T, H]. Where there
+        are several streams, stages give each other all of them: [T, streams * H] -> [T, streams, H]."""
         states = plan_states(batch, kv.page_size) if kv.states else None
         attend = attend or self.plan(kv, batch)
         latent = None
@@ -498,14 +500,14 @@ class Decoder:
         residual: Tensor | None = None
         kept = []
         if self.streams is not None:
-            x = self.streams.apart(x)
+            x = x.unflatten(1, (self.streams.count, -1)) if self.comm.stage else self.streams.apart(x)
         for index, layer in enumerate(self.layers):
             if kv.reader is not None and index in kv.reader.layers:
                 kept.append(x if residual is None else residual + x)
             x, residual = layer(x, residual, step)
         hidden = x if residual is None else residual + x
         if self.streams is not None:
-            return self.streams.together(hidden)
+            return hidden if self.comm.stage < self.comm.stages - 1 else self.streams.together(hidden)
         if kv.reader is not None:
             kept += [hidden] * (len(self.layers) in kv.reader.layers)
             kv.reader.write(torch.stack(kept, 1), batch.write_index)

@@ -3,6 +3,7 @@ PEFT."""
 
 import random
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from engine_harness import EngineHarness
 from family_models import make_family_folder
 from hf import hf_greedy, hf_logits, hf_model, relative_error
 from paged import PagedSequences
+from peft import PeftModel
 from tiny_adapters import make_adapter
 from tiny_models import VOCAB
 
@@ -58,6 +60,25 @@ def targets(config: ModelConfig) -> str:
     return "|".join(rf"model\.layers\.({'|'.join(own)})\.{path}" for path, own in sorted(layers.items()))
 
 
+def adapted(folder: Path, config: ModelConfig) -> Iterator[tuple[str, PeftModel]]:
+    """The model with each of two adapters, which change all modules, and their names."""
+    options: dict[str, dict[str, Any]] = {
+        "one": {"rank": 3, "targets": targets(config)},
+        "two": {"rank": 12, "targets": targets(config)},
+    }
+    if any(site.experts > 1 for site in config.lora_sites.values()):
+        wide = "gate_up_proj" if "expert_gate" in config.lora_sites else "up_proj"
+        options["two"]["target_parameters"] = [f"experts.{wide}", "experts.down_proj"]
+    for name, each in options.items():
+        # For a mixture of experts PEFT would take LoRA away from dense layers and shared experts. It refuses
+        # out_proj of some families with Mamba, because kernels that are not used here skip the module.
+        with (
+            patch("peft.utils.transformers_weight_conversion._convert_peft_config_moe"),
+            patch("peft.tuners.tuners_utils._check_lora_target_modules_mamba"),
+        ):
+            yield name, make_adapter(folder, seed=each["rank"], scale=0.3, **each)
+
+
 def check_family(case: str, path: Path) -> FamilyReport:
     """Makes the model of a case below `path` and compares."""
     folder = make_family_folder(path / "base", case)
@@ -88,24 +109,11 @@ def check_family(case: str, path: Path) -> FamilyReport:
 def _engine(folder: Path, path: Path, config: ModelConfig) -> tuple[bool, bool]:
     """The base and two adapters, which change all modules, in one batch; then again, with a prefix from the
     cache. The memory is too small for all of them."""
-    options: dict[str, dict[str, Any]] = {
-        "one": {"rank": 3, "targets": targets(config)},
-        "two": {"rank": 12, "targets": targets(config)},
-    }
-    if any(site.experts > 1 for site in config.lora_sites.values()):
-        wide = "gate_up_proj" if "expert_gate" in config.lora_sites else "up_proj"
-        options["two"]["target_parameters"] = [f"experts.{wide}", "experts.down_proj"]
-    prompts = {name: random.Random(len(name)).choices(range(VOCAB), k=40) for name in (*options, "base")}
+    prompts = {name: random.Random(len(name)).choices(range(VOCAB), k=40) for name in ("one", "two", "base")}
     truth = {"base": hf_greedy(hf_model(folder), prompts["base"], 24)}
-    adapters = {name: path / name for name in options}
-    for name, each in options.items():
-        # For a mixture of experts PEFT would take LoRA away from dense layers and shared experts. It refuses
-        # out_proj of some families with Mamba, because kernels that are not used here skip the module.
-        with (
-            patch("peft.utils.transformers_weight_conversion._convert_peft_config_moe"),
-            patch("peft.tuners.tuners_utils._check_lora_target_modules_mamba"),
-        ):
-            model = make_adapter(folder, seed=each["rank"], scale=0.3, **each)
+    adapters = {}
+    for name, model in adapted(folder, config):
+        adapters[name] = path / name
         model.save_pretrained(adapters[name])
         truth[name] = hf_greedy(model, prompts[name], 24)
     shapes = lora_shapes(load_model(folder, device=CPU))

@@ -60,6 +60,12 @@ def test_layers_that_keep_states_answer_as_in_one_process(case: str, tmp_path: P
     same_answers(base, 1, adapters_of(base, tmp_path, made), stages=2, tokens=TOKENS)
 
 
+def test_stages_give_each_other_all_residual_streams_of_a_model_that_has_several(tmp_path: Path) -> None:
+    base = make_family_folder(tmp_path / "model", "gemma3n")
+    made = {"attention": {"rank": 4, "seed": 3, "targets": ["q_proj", "o_proj"]}}
+    same_answers(base, 1, adapters_of(base, tmp_path, made), stages=2, tokens=TOKENS)
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_layers_with_embeddings_of_their_own_that_share_keys_answer_as_in_one_process(
     size: int, tmp_path: Path
