@@ -3,6 +3,7 @@
     python -m personae.evals.kills
     python -m personae.evals.kills --kind engine --kills 50 --streams 32 -- --replicas 2
     python -m personae.evals.kills --kind prefill --kind decode --streams 8
+    python -m personae.evals.kills --kind tensor --kind stage --kind expert --kind attention --kills 10
 
 Clients stream answers of `REQUESTS`, one after the other: greedy and seeded, with adapters, logprobs and two
 choices, bound by schemas, by checked schemas, by regular expressions and by GBNF. At random moments a process
@@ -10,9 +11,10 @@ is killed by SIGKILL: an `engine`, a `child` of the sandbox's fork server, the `
 `frontend`, which is started again and finds its engine kept. Its clients lose their connections and ask
 again; that is the only kind that clients may notice. `prefill` and `decode` are the two engines of
 `--prefill-replicas 1`, whose requests have long prompts; at least half of the prompts must have been computed
-by the one and answered by the other. Prints for each kind the kills, answers, lost and different ones,
-requests that were asked again, and a stream's longest pause after each kill; on stderr this so far, every few
-kills. Exit code 1 if an answer is lost or differs.
+by the one and answered by the other. `tensor`, `stage`, `expert` and `attention` are the two ranks of a
+model, see `RANKS`; the engine is in the first. Prints for each kind the kills, answers, lost and different
+ones, requests that were asked again, and a stream's longest pause after each kill; on stderr this so far,
+every few kills. Exit code 1 if an answer is lost or differs.
 """
 
 import os
@@ -39,10 +41,18 @@ import typer
 from personae.api import sse
 from personae.api.bundled import NAMED
 from personae.evals.floods import strict
+from personae.evals.kernels import support
 from personae.evals.neighbours import descends, sandbox_processes
 from personae.evals.served import Served
 
-KINDS = ("engine", "child", "forkserver", "frontend", "prefill", "decode")
+RANKS = {
+    "tensor": ("--tensor-parallel-size", "2"),
+    "stage": ("--pipeline-parallel-size", "2"),
+    "expert": ("--tensor-parallel-size", "2", "--expert-parallel-size", "2", "--enable-eplb"),
+    "attention": ("--tensor-parallel-size", "2", "--expert-parallel-size", "2", "--enable-dp-attention"),
+}
+"""How two ranks share a model. For the last two it is a tiny random mixture of experts, if none is given."""
+KINDS = ("engine", "child", "forkserver", "frontend", "prefill", "decode", *RANKS)
 ROLES = {"prefill": 0, "decode": 1}  # and the number of the engine
 LONG = " ".join(f"{number} sheep and {number * 7} goats," for number in range(30))  # before a prompt
 _READY_SECONDS = 120.0
@@ -198,6 +208,9 @@ class Play:
         match self.kind:
             case "engine":
                 return engine_processes(self.served.pid)
+            case kind if kind in RANKS:
+                ranks = processes_of(self.served.pid, b"engine.parallel.process")
+                return [*engine_processes(self.served.pid), *ranks] if ranks else []
             case "prefill" | "decode":
                 engines = engine_processes(self.served.pid)
                 return [pid for pid in engines if engine_number(pid) == ROLES[self.kind]]
@@ -253,11 +266,16 @@ def _parent_in(pid: int, others: list[int]) -> bool:
 
 def engine_processes(server: int) -> list[int]:
     """The engine cores of a server, also one that a server before has left."""
+    return processes_of(server, b"actors.enginecore")
+
+
+def processes_of(server: int, command: bytes) -> list[int]:
+    """The processes of a server whose command line contains `command`."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
-                if b"actors.enginecore" in (entry / "cmdline").read_bytes():
+                if command in (entry / "cmdline").read_bytes():
                     found.append(int(entry.name))
     return [pid for pid in found if descends(pid, server)]
 
@@ -286,6 +304,8 @@ async def play(
         options = [*arguments, "--max-restarts", f"{kills + 9}", "--data-dir", f"{folder}/data"]
         if kind in ROLES:
             options += ["--replicas", "2", "--prefill-replicas", "1"]
+        if kind in RANKS:
+            options += [*RANKS[kind], "--device", "cpu", "--dtype", "float32"]
         servers: list[Served] = []
 
         def start() -> Served:
@@ -334,7 +354,10 @@ def main(
     for each in kind or KINDS:
         if each not in KINDS:
             raise typer.BadParameter(f"{each}: not one of {', '.join(KINDS)}")
-        arguments = [str(model or NAMED), *(more or ())]
+        base = model or NAMED
+        if model is None and each in ("expert", "attention"):
+            base = support("tiny_models").model_folder("qwen3_moe", num_experts=8, num_key_value_heads=2)
+        arguments = [str(base), *(more or ())]
         found = anyio.run(play, each, arguments, kills, streams, pause, seed)
         print(found.line(each), flush=True)
         good = good and found.good

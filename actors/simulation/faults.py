@@ -14,6 +14,8 @@ load      the next start of the engine core fails
 partition several engines are silent at the same time
 scale     an engine is added, or drains and is removed
 fail      one row cannot be sampled
+rank      the process of one of the model's ranks dies, which its next step notices
+straggle  one of the ranks takes eight times as long, for some seconds
 """
 
 import random
@@ -28,11 +30,13 @@ from personae.actors.simulation.loop import SimulationLoop
 from personae.actors.simulation.process import SimulatedProcess
 from personae.actors.simulation.trouble import Trouble
 from personae.actors.simulation.workload import BAD, BROKEN, PANICS, POISON, SLOW, THINKS
+from personae.engine.parallel.ranks import RankEnded
 from personae.engine.sequence import SequenceLog
 from personae.errors import AdapterError, GrammarError, Overloaded
 from personae.grammar.spec import GrammarSpec
 
 KINDS = ("crash", "kill", "hang", "stop", "stall", "slow", "lost", "full", "load", "fail")
+KINDS_OF_RANKS = (*KINDS, "rank", "straggle")  # with several ranks
 KINDS_OF_SEVERAL = (*KINDS, "silent", "drag", "partition", "scale")  # with several engines
 PLACES = ("prepare", "forward", "sample", "finish")
 
@@ -98,7 +102,7 @@ class Faults(Trouble):
             return "full" in self.struck
         if isinstance(error, ValueError):  # the step after the lost one reveals it at once
             return "lost" in self.struck and "out of order" in str(error)
-        return isinstance(error, Planted)
+        return isinstance(error, Planted) or (isinstance(error, RankEnded) and "rank" in self.struck)
 
     def _strike(self, kind: str, process: SimulatedProcess) -> None:
         self.struck[kind] = self.struck.get(kind, 0) + 1
@@ -136,6 +140,12 @@ class Faults(Trouble):
                 process.kill()
             case "fail":
                 self._failing += 1
+            case "rank":
+                process.ranks.end(self._dice.randrange(process.ranks.count))
+            case "straggle":
+                rank = self._dice.randrange(process.ranks.count)
+                process.ranks.slow[rank] = 8.0
+                self._loop.call_later(self._dice.uniform(1.0, 10.0), process.ranks.slow.pop, rank, None)
 
     def _partition(self, process: SimulatedProcess) -> None:
         """Silence this process and about a third of the others for the same time."""

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from personae.actors.simulation.adapters import SimulatedAdapterMemory
 from personae.actors.simulation.grammars import SimulatedGrammar
 from personae.actors.simulation.loop import SimulationThreads
+from personae.actors.simulation.ranks import SimulatedRanks
 from personae.actors.simulation.trouble import Costs, Trouble, Wrong
 from personae.engine.plan import (
     Drafted,
@@ -99,8 +100,8 @@ class SimulatedStep(NamedTuple):
 
 class SimulatedDevice:
     """Implements `actors.spec.StepRunner` without a model. It holds `adapters` adapters. A step takes `drag`
-    times as long as normal. With several `stages` each takes its share of that, and computes one step at a
-    time.
+    times as long as normal, and longer if its `ranks` are slow. With several stages each takes its share of
+    that, and computes one step at a time.
 
     Raises Wrong when a plan breaks its contract.
     """
@@ -114,10 +115,11 @@ class SimulatedDevice:
         trouble: Trouble,
         drag: Callable[[], float] = lambda: 1.0,
         tier: Tier | None = None,
-        stages: int = 1,
+        ranks: SimulatedRanks | None = None,
     ) -> None:
         self.layout = layout
-        self._stage_free_at = [0.0] * (stages - 1)  # of the stages behind the first
+        self._ranks = ranks or SimulatedRanks()
+        self._stage_free_at = [0.0] * (self._ranks.stages - 1)  # of the stages behind the first
         self._in_stages: dict[int, set[int]] = {}  # by step, the slots that choose a token
         self.runs_ahead = costs.runs_ahead
         self.slots: dict[int, Slot] = {}
@@ -195,14 +197,17 @@ class SimulatedDevice:
         adapters.discard(None)
         if not adapters <= self.worker.held:
             raise Wrong(f"computed with adapters that are not on the device: {adapters - self.worker.held}")
+        factors = self._ranks.compute(computed)
         costs = self._costs
         seconds = self._drag() * self._trouble.slowed(
             costs.step + computed * costs.token + len(plan.rows) * costs.row
             + len(adapters) * costs.adapter + context * costs.context
         )  # fmt: skip
+        times = [seconds / len(factors) * factor for factor in factors]
+        seconds = sum(times)
         self.busy += seconds
         if self._stage_free_at:
-            self._free_at = self._through_stages(seconds)
+            self._free_at = self._through_stages(times)
             self._in_stages[plan.step] = {row.slot for row in plan.rows if row.samples}
             overlap()
         elif self.runs_ahead:
@@ -223,13 +228,12 @@ class SimulatedDevice:
         )
         return SimulatedStep(result, self._free_at)
 
-    def _through_stages(self, seconds: float) -> float:
+    def _through_stages(self, times: list[float]) -> float:
         """Compute the first stage. Returns when the last one will have computed the step."""
-        each = seconds / (1 + len(self._stage_free_at))
-        self._threads.sleep(each)
+        self._threads.sleep(times[0])
         at = self._threads.time()
         for number, free_at in enumerate(self._stage_free_at):
-            self._stage_free_at[number] = at = max(at, free_at) + each
+            self._stage_free_at[number] = at = max(at, free_at) + times[number + 1]
         return at
 
     def fill(self, plan: StepPlan) -> None:

@@ -13,6 +13,7 @@ from personae.actors.enginecore.step_recorder import LastStep, StepRecorder
 from personae.actors.framing import HEADER, decoder, frame, frame_length
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.simulation.loop import SimulationLoop
+from personae.actors.simulation.ranks import SimulatedRanks
 from personae.actors.simulation.trouble import Wrong
 from personae.actors.spec import EngineSpec
 from personae.actors.wire import Facts, Keep, Loaded, LoadFailed, Start
@@ -133,6 +134,7 @@ class SimulatedProcess:
         facts: Facts,
         start_seconds: float,
         load_fails: bool,
+        ranks: SimulatedRanks,
         on_end: Callable[[StepRecorder, BaseException | None], None],
     ) -> None:
         line, self._own_end = End.pair(loop, dice)
@@ -145,6 +147,7 @@ class SimulatedProcess:
         self.keep: Keep | None = None
         self.returncode: int | None = None
         self.core: Supervisor | None = None  # its actors, once they run
+        self.ranks = ranks
         self.drag = 1.0  # its device takes this many times as long for a step
         self._loop = loop
         self._serve = serve

@@ -29,7 +29,9 @@ class Scenario:
     class share its pages. With `transfer` engines fetch pages from one another; `transfer_fails` is the share
     of these fetches that go wrong. `prefill` of the engines only compute prompts. `goal` applies to sequences
     without targets of their own. With `compare_service`, the service of the (tenant, adapter) is compared
-    over all engines. The device has so many `stages`, which compute different steps. With `by_load`, the load
+    over all engines. The device has so many `stages`, which compute different steps, and so many
+    `ranks` in each. `skew`: the exponent by which experts are popular, 0 for no experts; they move between
+    ranks if these have `spare` slots for them. With `by_load`, the load
     decides how many engines there are, from `replicas` on; with 0 replicas up to 2.
     """
 
@@ -65,6 +67,9 @@ class Scenario:
     compare_service: bool = False
     by_load: bool = False
     stages: int = 1
+    ranks: int = 1
+    skew: float = 0.0
+    spare: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from personae.actors.simulation.loop import SimulationLoop
 from personae.actors.simulation.machine import EOS, VOCABULARY, SimulatedDevice
 from personae.actors.simulation.peers import SimulatedPeers
 from personae.actors.simulation.process import SimulatedProcess
+from personae.actors.simulation.ranks import SimulatedRanks
 from personae.actors.simulation.run import Run, SimulatedEngine
 from personae.actors.simulation.scenario import PlacementName, Scenario, SimulationReport
 from personae.actors.simulation.service import ServiceGaps
@@ -70,6 +71,7 @@ from personae.lora.bounds import AdapterBounds
 from personae.lora.shapes import LoraShapes
 
 HANG_SECONDS = 4.0
+RANK_CHECK_SECONDS = 0.05  # until a rank that waits for another notices its end
 HANGS = {"hang", "stop", "lost", "silent", "partition"}  # faults after which an engine is given up
 COLLECTED = (200_000, 20, 1000)  # there is little garbage, and collecting it would take 40 % of the time
 
@@ -272,7 +274,7 @@ class World:
                 self.faults,
                 lambda: process.drag,
                 tier(),
-                scenario.stages,
+                process.ranks,
             )
             return engine.device
 
@@ -324,6 +326,14 @@ class World:
             NumericsClass(f"{self.engines.index(engine) % scenario.classes}"),
             f"engines/{self.engines.index(engine)}" if scenario.transfer else None,
         )  # fmt: skip
+        ranks = SimulatedRanks(
+            scenario.ranks,
+            scenario.stages,
+            skew=scenario.skew,
+            spare=scenario.spare,
+            seed=scenario.seed,
+            waits=partial(threads.sleep, RANK_CHECK_SECONDS),
+        )
         process = SimulatedProcess(
             loop,
             self._dice,
@@ -333,6 +343,7 @@ class World:
             facts,
             costs.start,
             fails,
+            ranks,
             self._note_end,
         )
         engine.process = process
