@@ -500,7 +500,7 @@ class Decoder:
         residual: Tensor | None = None
         kept = []
         if self.streams is not None:
-            x = x.unflatten(1, (self.streams.count, -1)) if self.comm.stage else self.streams.apart(x)
+            x = x.view(len(x), self.streams.count, -1) if self.comm.stage else self.streams.apart(x)
         for index, layer in enumerate(self.layers):
             if kv.reader is not None and index in kv.reader.layers:
                 kept.append(x if residual is None else residual + x)
