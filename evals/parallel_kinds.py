@@ -42,7 +42,7 @@ FAMILIES = (
     "falcon_h1",  # attention and Mamba in one block
     "nemotron_h, latent experts",  # layers of one block
     "gemma4",  # keys of other layers, embeddings of each layer
-    "gemma4, experts",  # an MLP beside experts
+    "gemma4, experts",  # an MLP and experts
     "gemma3n",  # several residual streams
 )
 
