@@ -122,13 +122,19 @@ class Replica:
         return self.frontend.latest.token_seconds or FIRST_STEP_TOKEN
 
     @property
+    def prompt_token_seconds(self) -> float:
+        """How much longer one more prompt token makes a step, as measured."""
+        return self.frontend.latest.prompt_token_seconds or FIRST_STEP_TOKEN
+
+    @property
     def queue_seconds(self) -> float:
         """How long until a new prompt's turn comes: the prompts that wait before it, the running sequences in
         each of their steps, and the answers that have to end before it gets a slot."""
         over = max(len(self.live) + 1 - self.seqs, 0)
         prompts = self._prompts.total()
         rows = (1 + prompts / self.batch) * (len(self.live) - self._waiting)
-        return (prompts + rows + over * self.work / max(self.seqs, 1)) * self.token_seconds
+        answers = (rows + over * self.work / max(self.seqs, 1)) * self.token_seconds
+        return prompts * self.prompt_token_seconds + answers
 
     def load_seconds(self, adapter: str | None) -> float:
         """How long until this adapter is on the device, as measured for the place where it probably is."""
@@ -145,13 +151,13 @@ class Replica:
         """How long until the first token of a group that is sent there now."""
         # the adapter loads while the prompts before this one are computed
         waits = max(self.queue_seconds, self.load_seconds(group.key.adapter))
-        return waits + self.uncached(group) * self.token_seconds
+        return waits + self.uncached(group) * self.prompt_token_seconds
 
     def takes_along(self, group: Group) -> bool:
         """Whether its steps can compute the group's prompt together with their answers: it makes a step take
         at most twice as long, as measured."""
         tokens, seconds = self.uncached(group), self.step_seconds
-        return tokens * self.token_seconds <= seconds if seconds else tokens <= BLOCK
+        return tokens * self.prompt_token_seconds <= seconds if seconds else tokens <= BLOCK
 
     @property
     def step_seconds(self) -> float:
