@@ -8,8 +8,9 @@
     python -m personae.evals.tier_study draw results.jsonl docs/internals/tiers
 
 `trace` and `trace-prefill` play requests that Mooncake has published (`FAST25-release/traces` of
-kvcache-ai/Mooncake), with one token for each 32. `roles` plays a load that changes. All append a line per run to the file, so a study can run in parts. `draw` makes a table,
-and an SVG for each figure, from all lines of the file.
+kvcache-ai/Mooncake), with one token for each 32. `roles` plays a load that changes. All append a line
+per run to the file, so a study can run in parts. `draw` makes a table, and an SVG for each figure, from all
+lines of the file.
 """
 
 from collections.abc import Callable, Iterator
@@ -273,8 +274,9 @@ def table(found: list[Result]) -> Iterator[str]:
     yield "| | | not computed | of these from the tier | first token p50, ms | p99, ms | pauses p99, ms |"
     yield "|---|---|---|---|---|---|---|"
     for one in found:
+        given = one.given if one.given == "auto" else f"{one.given:g}"
         yield (
-            f"| {one.line} | {one.given if one.given == 'auto' else f'{one.given:g}'} | {one.hits:.0%} | {one.from_tier:.0%} | {one.first_p50:.0f} | "
+            f"| {one.line} | {given} | {one.hits:.0%} | {one.from_tier:.0%} | {one.first_p50:.0f} | "
             f"{one.first_p99:.0f} | {one.pause_p99:.0f} |"
         )
 

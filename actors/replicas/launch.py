@@ -75,8 +75,9 @@ async def open_replicas(
 ) -> AsyncIterator[MultiProcessEngine]:
     """Do what `open_multi_process` does with `count` engines, and with up to `most` after scaling. An engine
     that dies, or is silent for `silence_seconds`, loses its streams to the others. With `prefill`, so many of
-    the engines only compute prompts; with "auto" the load decides how many. `by_load`: the load decides how many there are, from `count` to `most`.
-    With a `count` of 0 one starts, which shows that the model loads, and none is left when nobody asks.
+    the engines only compute prompts; with "auto" the load decides how many. `by_load`: the load decides how
+    many there are, from `count` to `most`. With a `count` of 0 one starts, which shows that the model loads,
+    and none is left when nobody asks.
 
     Raises LoadError if no engine would be left for the answers.
     """

@@ -30,8 +30,8 @@ log = logging.getLogger("personae.actors")
 
 
 class RoleLoad(NamedTuple):
-    """`prefill` of the `serving` replicas only compute prompts. `prompts`: seconds of long prompts that come in
-    a second. `longer`: the seconds by which one of them makes a step longer. `rows` answers are computed;
+    """`prefill` of the `serving` replicas only compute prompts. `prompts`: seconds of long prompts that come
+    in a second. `longer`: the seconds by which one of them makes a step longer. `rows` answers are computed;
     a replica has `slots` for them. `step` says how many seconds a step of so many rows takes."""
 
     serving: int

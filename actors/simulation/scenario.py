@@ -28,9 +28,10 @@ class Scenario:
     With `tier_pages`, each engine has a tier of so many pages, which survives it; `tier_fails` is the share
     of the tier's operations that go wrong. With `tier_shared`, engines of a numerics
     class share its pages. With `transfer` engines fetch pages from one another; `transfer_fails` is the share
-    of these fetches that go wrong. `prefill` of the engines only compute prompts; with "auto" the load decides how many. `goal` applies to sequences
-    without targets of their own. With `compare_service`, the service of the (tenant, adapter) is compared
-    over all engines. The device has so many `stages`, which compute different steps. With `by_load`, the load
+    of these fetches that go wrong. `prefill` of the engines only compute prompts; with "auto" the load
+    decides how many. `goal` applies to sequences without targets of their own. With `compare_service`, the
+    service of the (tenant, adapter) is compared over all engines. The device has so many `stages`, which
+    compute different steps. With `by_load`, the load
     decides how many engines there are, from `replicas` on; with 0 replicas up to 2.
     """
 

@@ -18,8 +18,8 @@ from personae.errors import NotFound
 
 class Replica(msgspec.Struct, frozen=True):
     """An engine. `running` sequences are being computed; `waiting` ones were sent to it and are not computed
-    yet. `error` says why a failed engine failed. A `role` other than `both` says that some engines only compute
-    prompts (`prefill`) while the others answer (`decode`)."""
+    yet. `error` says why a failed engine failed. A `role` other than `both` says that some engines only
+    compute prompts (`prefill`) while the others answer (`decode`)."""
 
     id: str
     status: Status

@@ -1,19 +1,24 @@
 """How many replicas only compute prompts follows the load: decided alone, and played in the simulator."""
 
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from personae.actors.messages import ChangeRole, Message
+from personae.actors.options import PrefillReplicas, parse_prefill_replicas
 from personae.actors.replicas.dispatcher import Dispatcher
+from personae.actors.replicas.launch import check_prefill
 from personae.actors.replicas.roles import CALM, FULL, LEAST, OVERFULL, PATIENCE, RoleLoad, RolePolicy
 from personae.actors.simulation.capacity import quantile
 from personae.actors.simulation.scenario import Scenario
 from personae.actors.simulation.trouble import Costs
 from personae.actors.simulation.workload import SimulatedWorkload, TracedPrompt
 from personae.actors.simulation.world import simulate
+from personae.errors import LoadError
 
 
 def load(
@@ -73,6 +78,34 @@ def test_a_load_about_a_limit_keeps_the_engines_that_there_are(prompts: float) -
     assert RolePolicy().best(load(prompts, prefill=2)) == 2
 
 
+@pytest.mark.parametrize(("text", "value"), [("0", 0), ("3", 3), ("auto", "auto")])
+def test_the_option_is_a_number_or_auto(text: str, value: int | str) -> None:
+    assert parse_prefill_replicas(text) == value
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "many", "", "٣"])
+def test_any_other_value_of_the_option_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a number of engines of 0 or more, or auto"):
+        parse_prefill_replicas(text)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "least", "most", "error"),
+    [
+        (0, 1, 1, None),
+        (1, 2, 2, None),
+        (2, 2, 4, "--prefill-replicas 2 leaves no engine of --replicas 2 for answers."),
+        ("auto", 1, 4, None),
+        ("auto", 1, 1, "--prefill-replicas auto needs --replicas of 2 or more."),
+    ],
+)
+def test_an_option_that_leaves_no_engine_for_answers_is_refused(
+    prefill: PrefillReplicas, least: int, most: int, error: str | None
+) -> None:
+    with nullcontext() if error is None else pytest.raises(LoadError, match=re.escape(error)):
+        check_prefill(prefill, least, most)
+
+
 def short_and_long_and_short() -> Scenario:
     """Two engines: short prompts for 80 seconds, and long ones among them from second 15 to 40."""
     arrivals = [(at / 2, TracedPrompt((at,), 6, 40)) for at in range(160)]
@@ -107,9 +140,7 @@ def test_an_engine_computes_only_prompts_while_long_ones_come(monkeypatch: pytes
         handle(self, message)  # type: ignore[arg-type]  # as the original
 
     monkeypatch.setattr(Dispatcher, "_handle_replica", noted)
-    fixed, chosen = (
-        simulate(replace(short_and_long_and_short(), prefill=count)) for count in (0, "auto")
-    )
+    fixed, chosen = (simulate(replace(short_and_long_and_short(), prefill=count)) for count in (0, "auto"))
     assert [change.prefill for change in changes] == [True, False]
     assert all(before.replica == after.replica for before, after in pairwise(changes))
     assert fixed.prefilled == 0
