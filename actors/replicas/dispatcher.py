@@ -60,7 +60,7 @@ class LongPrompts(NamedTuple):
     """Prompts that make a step more than twice as long: how many were placed, the seconds of computing that
     they take as measured, and the seconds that the prompts which wait will take."""
 
-    count: int
+    number: int
     seconds: float
     waiting: float
 
@@ -101,7 +101,7 @@ class Dispatcher(Actor[Message]):
         self._mean_answer = INITIAL_ANSWER
         self._shutdown_error: PersonaeError | None = None
         self.moved = 0
-        self._long_count, self._long_seconds = 0, 0.0  # of placed prompts that make a step much longer
+        self._long_number, self._long_seconds = 0, 0.0  # of placed prompts that make a step much longer
         self.prefilled = 0  # sequences whose prompt was computed by a replica that does only that
         self.changed = 0  # sequences that went on in another numerics class
 
@@ -156,7 +156,7 @@ class Dispatcher(Actor[Message]):
     def long_prompts(self) -> "LongPrompts":
         """What long prompts have cost, and those that wait now."""
         waiting = self._waiting.prompts.total() * self._token_seconds()
-        return LongPrompts(self._long_count, self._long_seconds, waiting)
+        return LongPrompts(self._long_number, self._long_seconds, waiting)
 
     def waiting(self) -> Iterator[SequenceLog]:
         """The sequences that are at no replica."""
@@ -222,7 +222,7 @@ class Dispatcher(Actor[Message]):
 
     def _token_seconds(self) -> float:
         """Seconds per prompt token at the fastest replica."""
-        return min((each.prompt_token_seconds for each in self._replicas.values() if each.up), default=0.0)
+        return min((each.token_seconds for each in self._replicas.values() if each.up), default=0.0)
 
     def _expected_answer(self, log: SequenceLog) -> int:
         """How many more tokens the answer is likely to have."""
@@ -452,7 +452,7 @@ class Dispatcher(Actor[Message]):
             self._waiting.take(group)
             self._policy.charge(group.key, replica.uncached(group), 0)
         if group.source is None and (prefill or not replica.takes_along(group)):
-            self._long_count += 1
+            self._long_number += 1
             self._long_seconds += replica.uncached(group) * replica.prompt_token_seconds
         self._send(group, replica, prefill=prefill)
         return True

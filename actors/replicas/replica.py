@@ -133,8 +133,7 @@ class Replica:
         over = max(len(self.live) + 1 - self.seqs, 0)
         prompts = self._prompts.total()
         rows = (1 + prompts / self.batch) * (len(self.live) - self._waiting)
-        answers = (rows + over * self.work / max(self.seqs, 1)) * self.token_seconds
-        return prompts * self.prompt_token_seconds + answers
+        return (prompts + rows + over * self.work / max(self.seqs, 1)) * self.token_seconds
 
     def load_seconds(self, adapter: str | None) -> float:
         """How long until this adapter is on the device, as measured for the place where it probably is."""
@@ -151,7 +150,7 @@ class Replica:
         """How long until the first token of a group that is sent there now."""
         # the adapter loads while the prompts before this one are computed
         waits = max(self.queue_seconds, self.load_seconds(group.key.adapter))
-        return waits + self.uncached(group) * self.prompt_token_seconds
+        return waits + self.uncached(group) * self.token_seconds
 
     def takes_along(self, group: Group) -> bool:
         """Whether its steps can compute the group's prompt together with their answers: it makes a step take

@@ -128,7 +128,7 @@ class RoleChooser(Actor[Message]):
             len(up),
             sum(each.prefill for each in up),
             self._rate + long.waiting / WINDOW,
-            min(long.seconds / max(long.count, 1), batch),
+            min(long.seconds / max(long.number, 1), batch),
             sum(len(each.live) - each.waiting for each in up),
             min((each.seqs for each in up), default=1),
             lambda rows: max((each.frontend.latest.step_seconds(rows) for each in up), default=0.0),

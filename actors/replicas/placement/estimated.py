@@ -33,7 +33,7 @@ class EstimatedSeconds:
         """The time until the first token at this replica, and the delay that its prompt causes to the
         `behind` requests."""
         group = request.group
-        own = replica.uncached(group) * replica.prompt_token_seconds
+        own = replica.uncached(group) * replica.token_seconds
         return replica.first_token_seconds(group) + own * behind
 
     def _session_replica(self, request: PlacementRequest, replicas: Sequence[Replica]) -> Replica | None:

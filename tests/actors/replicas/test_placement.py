@@ -36,7 +36,6 @@ class Numbers:
     """The figures of a replica, made up by a test."""
 
     token_seconds: float = 1e-4
-    prompt_token_seconds: float = 1e-4
     step: float = 0.01
     adapter_stats: AdapterStats = field(default_factory=lambda: AdapterStats(device=4, host=4))
 
