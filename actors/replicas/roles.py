@@ -22,7 +22,7 @@ WINDOW = 10.0  # seconds over which the work of prompts is averaged, and in whic
 PATIENCE = 5.0  # seconds for which more prefill engines would have been better, before there are more
 CALM = 30.0  # seconds for which fewer would have been better, before there are fewer
 FULL = 0.8  # the share of its time that a new prefill engine should compute at most
-OVERFULL = 0.95  # beyond this share it needs another one beside it
+OVERFULL = 0.95  # beyond this share it needs another one
 SLACK = 1.25  # so many times as many prompts still need no more engines, before one of them leaves
 LEAST = 0.05  # seconds of long prompts a second, below which no engine is kept for them
 
