@@ -54,8 +54,9 @@ class OptionInfo:
     flag: str | None = None
 
 
-def parse_prefill_replicas(text: str) -> PrefillReplicas:
+def parse_prefill_replicas(given: int | str) -> PrefillReplicas:
     """The value of `--prefill-replicas`. Raises ValueError."""
+    text = str(given)
     if text == "auto":
         return "auto"
     if not (text.isascii() and text.isdigit()):
