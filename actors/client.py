@@ -65,7 +65,7 @@ class EngineStats(SchedulerStats, frozen=True):
     `replicas` has each replica's own by its number. `moved` counts the streams that continued at another
     replica after theirs died or was removed; `changed` counts those among them that had tokens and went to
     another numerics class. `prefilled` counts those whose prompt was computed by a replica that does only
-    that.
+    that; there are `prefill_engines` of these now.
     """
 
     ready: Annotated[bool, GaugeMetric("personae:ready", "1 when the engine can serve.")] = True
@@ -87,6 +87,7 @@ class EngineStats(SchedulerStats, frozen=True):
     actors: tuple[Gauge, ...] = ()
     moved: int = 0
     prefilled: int = 0
+    prefill_engines: int = 0
     changed: int = 0
     replicas: "dict[int, EngineStats]" = msgspec.field(default_factory=dict)
 

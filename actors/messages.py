@@ -161,6 +161,14 @@ class NoEngine(Message, frozen=True):
     error: Overloaded
 
 
+class ChangeRole(Message, frozen=True):
+    """To the dispatcher: this replica only computes prompts from now on (`prefill`), or does all it is sent.
+    The streams that it has stay there."""
+
+    replica: int
+    prefill: bool
+
+
 class Drain(Message, frozen=True):
     """To the dispatcher: send nothing more to this replica. `drained` is set when it has no streams left."""
 

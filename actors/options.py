@@ -21,6 +21,7 @@ from personae.engine.object_stores import LMCACHE, MEMORY, MOONCAKE, SCHEMES, ch
 from personae.engine.quantization import QUANTIZATIONS
 from personae.engine.scheduling.page_names import tenant_salt
 
+PrefillReplicas = int | Literal["auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 OWN_MTP = Path("mtp")
@@ -51,6 +52,16 @@ class OptionInfo:
     folder: bool = False
     env: str | None = None
     flag: str | None = None
+
+
+def parse_prefill_replicas(given: int | str) -> PrefillReplicas:
+    """The value of `--prefill-replicas`. Raises ValueError."""
+    text = str(given)
+    if text == "auto":
+        return "auto"
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{text!r} is not a number of engines of 0 or more, or auto")
+    return int(text)
 
 
 def parse_size(text: str) -> int:

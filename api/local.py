@@ -16,7 +16,7 @@ from personae.actors.keeping import Keeper
 from personae.actors.kv_publisher import publishing
 from personae.actors.multi_process import MultiProcessEngine, open_multi_process
 from personae.actors.options import ClusterOptions, EngineOptions
-from personae.actors.replicas.launch import open_replicas
+from personae.actors.replicas.launch import check_prefill, open_replicas
 from personae.actors.replicas.scaling import HearKVEvents
 from personae.api.bundled import bundled
 from personae.api.hub.names import adapter_source
@@ -53,11 +53,7 @@ async def open_engine(
         raise LoadError(f"{given} needs --model NAME=MODEL.")
     if options.one_process and options.replicas != ONE_REPLICA:
         raise LoadError("--one-process has one engine; --replicas needs processes of their own.")
-    if options.prefill_replicas and options.prefill_replicas >= options.replicas.least:
-        raise LoadError(
-            f"--prefill-replicas {options.prefill_replicas} leaves no engine of --replicas "
-            f"{options.replicas} for answers."
-        )
+    check_prefill(options.prefill_replicas, options.replicas.least, options.replicas.most)
     if options.one_process and options.ray is not None:
         raise LoadError("--one-process has its engine here; --ray has engines on other machines.")
     if names_the_hub(options):

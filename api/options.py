@@ -13,7 +13,15 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 import msgspec
 
-from personae.actors.options import BatchingOptions, ClusterOptions, ModelOptions, OptionInfo, parse_size
+from personae.actors.options import (
+    BatchingOptions,
+    ClusterOptions,
+    ModelOptions,
+    OptionInfo,
+    PrefillReplicas,
+    parse_prefill_replicas,
+    parse_size,
+)
 from personae.api.adapters.sources.url import check_prefixes
 from personae.api.base_models.names import check_models
 from personae.api.bundled import check_model
@@ -389,11 +397,12 @@ class ProcessOptions:
         ),
     ] = ONE_REPLICA
     prefill_replicas: Annotated[
-        int,
+        PrefillReplicas,
         OptionInfo(
-            "So many of --replicas only compute prompts; the others go on with the answers. This turns "
-            "--kv-transfer on.",
-            min=0,
+            "So many of --replicas only compute prompts; the others go on with the answers. With auto the "
+            "load decides how many do. This turns --kv-transfer on.",
+            parse=parse_prefill_replicas,
+            metavar="N|auto",
         ),
     ] = 0
 

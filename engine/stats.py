@@ -175,7 +175,8 @@ class StepSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class SchedulerStats(msgspec.Struct, frozen=True):
     """The load of an engine core; it travels with every step. `in_flight` steps are at the executor.
-    `fairness_gap` is in weighted tokens."""
+    `fairness_gap` is in weighted tokens. `prompt_token_seconds`: how much longer a prompt token makes a
+    step, as measured; 0 until then."""
 
     running: Annotated[int, GaugeMetric("vllm:num_requests_running", "Sequences in the running batch.")] = 0
     waiting: Annotated[int, GaugeMetric("vllm:num_requests_waiting", "Sequences waiting to run.")] = 0
@@ -196,6 +197,7 @@ class SchedulerStats(msgspec.Struct, frozen=True):
         ),
     ] = 0.0
     in_flight: int = 0
+    prompt_token_seconds: float = 0.0
     counters: EngineCounters = msgspec.field(default_factory=EngineCounters)
 
 

@@ -11,6 +11,9 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from personae.actors.options import PrefillReplicas, parse_prefill_replicas
+from personae.api.commands.command_line import option_parser
+
 app = typer.Typer(help="Simulate the whole engine under a virtual clock, with faults.", no_args_is_help=True)
 
 FirstGoal = Annotated[float, typer.Option(help="Goal: seconds to the first token.")]
@@ -51,7 +54,12 @@ def traffic(
     ] = 0.0,
     replicas: Annotated[int, typer.Option(min=1, help="Engines, which share --rate.")] = 1,
     prefill_replicas: Annotated[
-        int, typer.Option(min=0, help="So many of --replicas only compute prompts.")
+        Any,
+        typer.Option(
+            help="So many of --replicas only compute prompts; with auto the load decides how many.",
+            parser=option_parser(parse_prefill_replicas),
+            metavar="N|auto",
+        ),
     ] = 0,
     transfer_fails: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the fetches between engines that fail or stall.")
@@ -117,7 +125,7 @@ class _Job(NamedTuple):
     tier_pages: int
     tier_fails: float
     replicas: int
-    prefill: int
+    prefill: PrefillReplicas
     transfer_fails: float
 
 

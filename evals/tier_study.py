@@ -2,23 +2,28 @@
 
     python -m personae.evals.tier_study tiers results.jsonl --requests 3000
     python -m personae.evals.tier_study prefill results.jsonl --requests 3000
+    python -m personae.evals.tier_study roles results.jsonl
     python -m personae.evals.tier_study trace conversation_trace.jsonl results.jsonl --requests 3000
+    python -m personae.evals.tier_study trace-prefill conversation_trace.jsonl results.jsonl --requests 3000
     python -m personae.evals.tier_study draw results.jsonl docs/internals/tiers
 
-`trace` plays requests that Mooncake has published (`FAST25-release/traces` of kvcache-ai/Mooncake), with one
-token for each 32. All append a line per run to the file, so a study can run in parts. `draw` makes a table,
-and an SVG for each figure, from all lines of the file.
+`trace` and `trace-prefill` play requests that Mooncake has published (`FAST25-release/traces` of
+kvcache-ai/Mooncake), with one token for each 32. `roles` plays a load that changes. All append a line
+per run to the file, so a study can run in parts. `draw` makes a table, and an SVG for each figure, from all
+lines of the file.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Annotated, Literal
 
 import msgspec
 import typer
 
+from personae.actors.options import PrefillReplicas
 from personae.actors.simulation.capacity import quantile
 from personae.actors.simulation.scenario import Scenario
 from personae.actors.simulation.trouble import Costs
@@ -32,6 +37,7 @@ Study = Literal["tiers", "prefill"]
 PAGES = 512  # of the device
 SCALE = 512 // BLOCK  # a block of a trace has 512 tokens
 SIZES = (0, 1, 2, 4, 8, 16)  # of the tier, in times the device's pages
+PREFILL: tuple[PrefillReplicas, ...] = (0, 1, 2, 3, "auto")  # engines of four
 _COLOURS = ("#2563eb", "#d97706", "#059669", "#7c3aed")
 
 
@@ -50,7 +56,7 @@ class Result(msgspec.Struct, frozen=True):
 
     study: Study
     line: str
-    given: float
+    given: float | Literal["auto"]
     hits: float
     from_tier: float
     first_p50: float
@@ -106,10 +112,23 @@ def with_a_tier(times: int, kind: str, requests: int, seed: int) -> Scenario:
 
 
 def of_a_trace(times: int, file: Path, requests: int, seed: int) -> Scenario:
-    """The beginning of a trace, on the engine of `with_a_tier` with twice the time for a token."""
+    """The beginning of a trace, on the engine of `with_a_tier` with five times the time for a token."""
+    scenario = with_a_tier(times, file.stem, requests, seed)
+    return replace(scenario, workload=_traced(file, requests), costs=replace(scenario.costs, token=0.0005))
+
+
+def trace_apart(prefill: PrefillReplicas, file: Path, requests: int, seed: int) -> Scenario:
+    """The beginning of a trace on the engines of `apart`. A step computes 32 tokens of each answer at 10 ms,
+    and a token of a prompt stands for 32 at 47 us."""
+    costs = Costs(step=0.32, token=0.0015, row=0.003)
+    load = _traced(file, requests)
+    return replace(apart(prefill, "", requests, seed), workload=load, costs=costs, pages=8192)
+
+
+def _traced(file: Path, requests: int) -> SimulatedWorkload:
     with file.open("rb") as text:
         traced = [msgspec.json.decode(line, type=TracedRequest) for line in islice(text, requests)]
-    load = SimulatedWorkload(
+    return SimulatedWorkload(
         requests=len(traced),
         trace=tuple(one.timestamp / 1000 for one in traced),
         prompts=tuple(
@@ -123,11 +142,9 @@ def of_a_trace(times: int, file: Path, requests: int, seed: int) -> Scenario:
         leaves=0.0,
         slow=0.0,
     )
-    scenario = with_a_tier(times, file.stem, requests, seed)
-    return replace(scenario, workload=load, costs=replace(scenario.costs, token=0.0002))
 
 
-def apart(prefill: int, kind: str, requests: int, seed: int) -> Scenario:
+def apart(prefill: PrefillReplicas, kind: str, requests: int, seed: int) -> Scenario:
     """Four engines, `prefill` of which only compute prompts; short prompts, or long ones among them."""
     load = SimulatedWorkload(
         requests=requests,
@@ -159,6 +176,26 @@ def apart(prefill: int, kind: str, requests: int, seed: int) -> Scenario:
     )
 
 
+def changing(prefill: PrefillReplicas, seed: int) -> Scenario:
+    """The engines of `apart`, with short prompts all the time, 8 a second, and in the second of three minutes
+    5 long prompts a second among them."""
+    dice = Random(seed)
+    arrivals: list[tuple[float, TracedPrompt]] = []
+    for begin, end, rate, (least, most) in ((0, 180, 8.0, (4, 100)), (60, 120, 5.0, (400, 1200))):
+        at = begin + dice.expovariate(rate)
+        while at < end:
+            tokens = dice.randint(least, most)
+            blocks = tuple(dice.randrange(2**30) for _ in range(-(-tokens // BLOCK)))
+            arrivals.append((at, TracedPrompt(blocks, tokens, dice.randint(20, 120))))
+            at += dice.expovariate(rate)
+    arrivals.sort()
+    scenario = apart(prefill, "long prompts", len(arrivals), seed)
+    load = replace(
+        scenario.workload, trace=tuple(at for at, _ in arrivals), prompts=tuple(one for _, one in arrivals)
+    )
+    return replace(scenario, workload=load)
+
+
 Requests = Annotated[int, typer.Option(min=1)]
 
 
@@ -174,7 +211,7 @@ def tiers(results: Path, requests: Requests = 3000, seed: int = 1) -> None:
 def prefill(results: Path, requests: Requests = 3000, seed: int = 1) -> None:
     """Serve the same requests with more and fewer engines that only compute prompts."""
     for kind in ("short prompts", "long prompts"):
-        for count in range(4):
+        for count in PREFILL:
             _run(results, "prefill", kind, count, apart(count, kind, requests, seed))
 
 
@@ -185,7 +222,21 @@ def trace(file: Path, results: Path, requests: Requests = 3000, seed: int = 1) -
         _run(results, "tiers", file.stem, times, of_a_trace(times, file, requests, seed))
 
 
-def _run(results: Path, study: Study, line: str, given: int, scenario: Scenario) -> None:
+@app.command("trace-prefill")
+def trace_prefill(file: Path, results: Path, requests: Requests = 3000, seed: int = 1) -> None:
+    """Serve the first requests of a published trace with more and fewer engines that only compute prompts."""
+    for count in PREFILL:
+        _run(results, "prefill", file.stem, count, trace_apart(count, file, requests, seed))
+
+
+@app.command()
+def roles(results: Path, seed: int = 1) -> None:
+    """Serve a load that changes, with fixed numbers of prefill engines, and with as many as it asks for."""
+    for count in PREFILL:
+        _run(results, "prefill", "long prompts for a minute of three", count, changing(count, seed))
+
+
+def _run(results: Path, study: Study, line: str, given: PrefillReplicas, scenario: Scenario) -> None:
     report = simulate(scenario)
     result = Result(
         study,
@@ -209,7 +260,10 @@ def draw(results: Path, folder: Path) -> None:
     for name, (study, title, given, value) in FIGURES.items():
         own = [one for one in found if one.study == study]
         names = dict.fromkeys(one.line for one in own)
-        points = {name: [(one.given, value(one)) for one in own if one.line == name] for name in names}
+        points = {
+            name: [(one.given, value(one)) for one in own if one.line == name and one.given != "auto"]
+            for name in names
+        }
         colours = dict(zip(names, _COLOURS, strict=False))
         (folder / f"{name}.svg").write_text(lines(title, given, points, colours), encoding="utf-8")
     typer.echo("\n".join(table(found)))
@@ -220,8 +274,9 @@ def table(found: list[Result]) -> Iterator[str]:
     yield "| | | not computed | of these from the tier | first token p50, ms | p99, ms | pauses p99, ms |"
     yield "|---|---|---|---|---|---|---|"
     for one in found:
+        given = one.given if one.given == "auto" else f"{one.given:g}"
         yield (
-            f"| {one.line} | {one.given:g} | {one.hits:.0%} | {one.from_tier:.0%} | {one.first_p50:.0f} | "
+            f"| {one.line} | {given} | {one.hits:.0%} | {one.from_tier:.0%} | {one.first_p50:.0f} | "
             f"{one.first_p99:.0f} | {one.pause_p99:.0f} |"
         )
 

@@ -48,6 +48,10 @@ class RankPool:
         first, last = page * self._page_bytes, (page + 1) * self._page_bytes
         return range(first // self.chunk, -(-last // self.chunk))
 
+    def chunks_of(self, pages: Iterable[int]) -> Iterator[int]:
+        """The chunks of each page, one page after the other."""
+        return (chunk for page in pages for chunk in self.chunks(page))
+
     def layers(self) -> Tensor:
         """The rows of each layer [L, rows, width]. Layer 0's view has all rows but the last layers' shares,
         layer 1's begins at its share of the first group, and so on."""
@@ -84,11 +88,6 @@ class RankPool:
         """The chunks that no used page needs and that were not freed, and since which change."""
         return dict(self._stale)
 
-    @property
-    def stale_bytes(self) -> int:
-        """The bytes of the `stale` chunks."""
-        return len(self._stale) * self.chunk
-
     def unmapping(self, stale: Mapping[int, int]) -> Iterator[None]:
         """Free the chunks that have been `stale` ever since, piece by piece."""
         while chunks := [chunk for chunk, since in stale.items() if self._stale.get(chunk) == since]:
@@ -117,29 +116,18 @@ class RankPool:
         return self.data.view(torch.uint8).flatten()[chunk * self.chunk : (chunk + 1) * self.chunk]
 
 
-class RankPools(Mapping[str, tuple[RankPool, RankPool]]):
+class RankPools(dict[str, tuple[RankPool, RankPool]]):
     """The halves A and B of all modules."""
 
     def __init__(
         self, memory: Memory, shapes: LoraShapes, pages: Mapping[str, int], dtype: torch.dtype
     ) -> None:
         self._memory = memory
-        self._halves = {
-            module: (
+        for module, (inputs, outputs) in shapes.modules.items():
+            self[module] = (
                 RankPool(memory, shapes.layers, pages[module], inputs, dtype),
                 RankPool(memory, shapes.layers, pages[module], outputs, dtype),
             )
-            for module, (inputs, outputs) in shapes.modules.items()
-        }
-
-    def __getitem__(self, module: str) -> tuple[RankPool, RankPool]:
-        return self._halves[module]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._halves)
-
-    def __len__(self) -> int:
-        return len(self._halves)
 
     def mapping(self, taken: Mapping[str, Collection[int]], copies: Copies, room: int) -> Iterator[None]:
         """Put memory behind allocated pages, piece by piece. If unused memory exceeds `room` bytes, it is
@@ -147,11 +135,11 @@ class RankPools(Mapping[str, tuple[RankPool, RankPool]]):
         lacking = []
         for module, pages in taken.items():
             for half in self[module]:
-                chunks = {chunk for page in pages for chunk in half.chunks(page)}
+                chunks = set(half.chunks_of(pages))
                 half.used(chunks)
                 lacking += [(half, chunk) for chunk in half.lacking(chunks)]
         giving = self.unmapping(copies)
-        while sum(half.stale_bytes for pair in self.values() for half in pair) > room:
+        while sum(half.chunk * len(half.stale) for pair in self.values() for half in pair) > room:
             yield next(giving)
         for half, chunk in lacking:
             if not self._memory.free:
@@ -194,25 +182,28 @@ class RankPages:
         other.used = self.used
         return other
 
+    def _halves(self, module: str) -> Iterator[tuple[RankPool, Counter[int]]]:
+        """A and B of a module, and how many use their chunks."""
+        return zip(self._weight_pools[module], self._users[module], strict=True)
+
     def cost(self, counts: Mapping[str, int]) -> int:
         """The bytes by which `used` would grow if this many pages of each module were taken."""
         total = 0
         for module, count in counts.items():
             pages = self.free[module][:count]
-            for weight_pool, users in zip(self._weight_pools[module], self._users[module], strict=True):
-                chunks = {chunk for page in pages for chunk in weight_pool.chunks(page)}
-                total += sum(weight_pool.chunk for chunk in chunks if not users[chunk])
+            for half, users in self._halves(module):
+                chunks = set(half.chunks_of(pages))
+                total += half.chunk * sum(not users[chunk] for chunk in chunks)
         return total
 
     def take(self, module: str, count: int) -> tuple[int, ...]:
         """Take this many free pages."""
         pages = tuple(self.free[module][:count])
         del self.free[module][:count]
-        for weight_pool, users in zip(self._weight_pools[module], self._users[module], strict=True):
-            for page in pages:
-                for chunk in weight_pool.chunks(page):
-                    self.used += 0 if users[chunk] else weight_pool.chunk
-                    users[chunk] += 1
+        for half, users in self._halves(module):
+            for chunk in half.chunks_of(pages):
+                self.used += 0 if users[chunk] else half.chunk
+                users[chunk] += 1
         return pages
 
     def put(self, module: str, pages: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -220,16 +211,13 @@ class RankPages:
         self.free[module] += pages
         self.free[module].sort()
         idle: tuple[list[int], list[int]] = ([], [])
-        for weight_pool, users, found in zip(
-            self._weight_pools[module], self._users[module], idle, strict=True
-        ):
-            for page in pages:
-                for chunk in weight_pool.chunks(page):
-                    users[chunk] -= 1
-                    if not users[chunk]:
-                        del users[chunk]
-                        self.used -= weight_pool.chunk
-                        found.append(chunk)
+        for (half, users), found in zip(self._halves(module), idle, strict=True):
+            for chunk in half.chunks_of(pages):
+                users[chunk] -= 1
+                if not users[chunk]:
+                    del users[chunk]
+                    self.used -= half.chunk
+                    found.append(chunk)
         return idle
 
     def check_integrity(self, taken: Iterable[Mapping[str, Sequence[int]]]) -> None:

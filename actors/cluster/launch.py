@@ -26,7 +26,7 @@ from personae.actors.frontend.engine_process import Progress
 from personae.actors.frontend.supervised_engine import MAX_RESTARTS
 from personae.actors.kit.child import ReportIncident, log_incident
 from personae.actors.multi_process import HANG_SECONDS, MultiProcessEngine
-from personae.actors.options import OWN_MTP, ClusterOptions, EngineOptions
+from personae.actors.options import OWN_MTP, ClusterOptions, EngineOptions, PrefillReplicas
 from personae.actors.replicas.launch import MAX_LIVE, SILENCE_SECONDS, launch_replicas
 from personae.engine.tiers.transfer import CERTIFIED
 from personae.engine.tokens import Tokenizer
@@ -48,7 +48,7 @@ async def open_cluster(
     max_restarts: int = MAX_RESTARTS,
     hang_seconds: float = HANG_SECONDS,
     silence_seconds: float = SILENCE_SECONDS,
-    prefill: int = 0,
+    prefill: PrefillReplicas = 0,
     by_load: bool = False,
 ) -> AsyncIterator[MultiProcessEngine]:
     """Do what `open_replicas` does, with engines on the nodes of the cluster that `cluster.ray` names. Raises

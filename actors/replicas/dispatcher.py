@@ -11,6 +11,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from anyio import Event, current_time
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from personae.actors.frontend.live_stream import QUARANTINED, LiveStream
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.signal import Signal
 from personae.actors.messages import (
+    ChangeRole,
     Drain,
     HandOver,
     Message,
@@ -52,6 +54,15 @@ INITIAL_ANSWER = 128.0  # tokens that an answer is expected to have, until some 
 SMOOTHING = 0.05  # weight of each new answer in the mean
 LONGEST_QUEUE = 10.0  # seconds of prompts for prefill engines, beyond which the other engines compute some
 MAX_SKIPPED = 32  # keys without room that are skipped in a row
+
+
+class LongPrompts(NamedTuple):
+    """Prompts that make a step more than twice as long: how many were placed, the seconds of computing that
+    they take as measured, and the seconds that the prompts which wait will take."""
+
+    number: int
+    seconds: float
+    waiting: float
 
 
 class Dispatcher(Actor[Message]):
@@ -90,6 +101,7 @@ class Dispatcher(Actor[Message]):
         self._mean_answer = INITIAL_ANSWER
         self._shutdown_error: PersonaeError | None = None
         self.moved = 0
+        self._long_number, self._long_seconds = 0, 0.0  # of placed prompts that make a step much longer
         self.prefilled = 0  # sequences whose prompt was computed by a replica that does only that
         self.changed = 0  # sequences that went on in another numerics class
 
@@ -111,6 +123,7 @@ class Dispatcher(Actor[Message]):
                 | Prefilled()
                 | ReplicaUp()
                 | ReplicaLost()
+                | ChangeRole()
                 | Drain()
                 | HandOver()
             ):
@@ -138,6 +151,12 @@ class Dispatcher(Actor[Message]):
         rate = sum(backlog.rate for backlog in backlogs)
         tokens = self._waiting.demand.total() + sum(backlog.tokens for backlog in backlogs)
         return tokens / rate if rate else 0.0
+
+    @property
+    def long_prompts(self) -> "LongPrompts":
+        """What long prompts have cost, and those that wait now."""
+        waiting = self._waiting.prompts.total() * self._token_seconds()
+        return LongPrompts(self._long_number, self._long_seconds, waiting)
 
     def waiting(self) -> Iterator[SequenceLog]:
         """The sequences that are at no replica."""
@@ -258,7 +277,15 @@ class Dispatcher(Actor[Message]):
     # Replicas
 
     def _handle_replica(
-        self, message: ReplicaProgress | Orphaned | Prefilled | ReplicaUp | ReplicaLost | Drain | HandOver
+        self,
+        message: ReplicaProgress
+        | Orphaned
+        | Prefilled
+        | ReplicaUp
+        | ReplicaLost
+        | ChangeRole
+        | Drain
+        | HandOver,
     ) -> None:
         """Handle a message about a replica. One about a removed replica comes too late and changes
         nothing."""
@@ -276,6 +303,9 @@ class Dispatcher(Actor[Message]):
                 self._come_up(replica)
             case ReplicaLost():
                 self._lose(replica)
+            case ChangeRole(prefill=prefill):
+                replica.prefill = prefill
+                self._waiting.unpark()
             case Drain(drained=drained):
                 self._drain(replica, drained)
             case HandOver():
@@ -421,6 +451,9 @@ class Dispatcher(Actor[Message]):
         if not returns:
             self._waiting.take(group)
             self._policy.charge(group.key, replica.uncached(group), 0)
+        if group.source is None and (prefill or not replica.takes_along(group)):
+            self._long_number += 1
+            self._long_seconds += replica.uncached(group) * replica.prompt_token_seconds
         self._send(group, replica, prefill=prefill)
         return True
 

@@ -63,6 +63,11 @@ class ReplicaStats(LatestStats):
         differ by chance, so only one that is clearly slower counts as slower."""
         return self.step_cost.each * (self.slowness if self.slowness > SLOW else 1.0)
 
+    @property
+    def prompt_token_seconds(self) -> float:
+        """How much longer one more prompt token makes a step, as the engine core has measured."""
+        return self.stats.prompt_token_seconds or self.token_seconds
+
 
 class ReplicaStreamer(Streamer):
     """Hands over its streams when the engine core dies or has to drain. Reports which sequences were admitted

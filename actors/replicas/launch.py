@@ -4,6 +4,7 @@ personae               one_for_one, gives up at once
 ├── dispatcher         decides who goes next, and where
 ├── scaler             adds and removes replicas
 ├── load-scaler        with --replicas MIN:MAX: says how many
+├── role-chooser       with --prefill-replicas auto: says how many only compute prompts
 ├── engine-0/front     as in `in_process.py`
 ├── engine-0/back      restarts the engine core when it dies, within its restart intensity
 │   └── host           one epoch of the engine core's process
@@ -32,12 +33,13 @@ from personae.actors.multi_process import (
     MultiProcessEngine,
     multi_process_engine,
 )
-from personae.actors.options import EngineOptions
+from personae.actors.options import EngineOptions, PrefillReplicas
 from personae.actors.process import Launch
 from personae.actors.replicas.load_scaling import LoadScaler, ScalingPolicy
 from personae.actors.replicas.placement.base import Placement
 from personae.actors.replicas.placement.estimated import EstimatedSeconds
 from personae.actors.replicas.replica_set import ReplicaSet
+from personae.actors.replicas.roles import RoleChooser, RolePolicy
 from personae.actors.replicas.scaling import HearKVEvents, ReplicaScaler
 from personae.actors.replicas.source import LocalSource, ReplicaSource
 from personae.actors.spawn import COMMAND
@@ -68,13 +70,14 @@ async def open_replicas(
     window: int = 64,
     on_kv_events: HearKVEvents | None = None,
     keeper: Keeper | None = None,
-    prefill: int = 0,
+    prefill: PrefillReplicas = 0,
     by_load: bool = False,
 ) -> AsyncIterator[MultiProcessEngine]:
     """Do what `open_multi_process` does with `count` engines, and with up to `most` after scaling. An engine
     that dies, or is silent for `silence_seconds`, loses its streams to the others. With `prefill`, so many of
-    the engines only compute prompts. `by_load`: the load decides how many there are, from `count` to `most`.
-    With a `count` of 0 one starts, which shows that the model loads, and none is left when nobody asks.
+    the engines only compute prompts; with "auto" the load decides how many. `by_load`: the load decides how
+    many there are, from `count` to `most`. With a `count` of 0 one starts, which shows that the model loads,
+    and none is left when nobody asks.
 
     Raises LoadError if no engine would be left for the answers.
     """
@@ -105,6 +108,16 @@ async def open_replicas(
         ) as engines,
     ):
         yield engines
+
+
+def check_prefill(prefill: PrefillReplicas, least: int, most: int) -> None:
+    """Raises LoadError if `least` engines have none left for the answers when `prefill` of them only compute
+    prompts, or if `most` engines leave nothing to decide."""
+    if prefill == "auto":
+        if most < 2:
+            raise LoadError("--prefill-replicas auto needs --replicas of 2 or more.")
+    elif prefill and prefill >= least:
+        raise LoadError(f"--prefill-replicas {prefill} leaves no engine of --replicas {least} for answers.")
 
 
 @asynccontextmanager
@@ -152,7 +165,7 @@ async def launch_replicas(
     placement: Placement | None = None,
     policy: FairnessPolicy | None = None,
     on_kv_events: HearKVEvents | None = None,
-    prefill: int = 0,
+    prefill: PrefillReplicas = 0,
     page_folder: Path | None = None,
     by_load: bool = False,
 ) -> AsyncIterator[MultiProcessEngine]:
@@ -160,8 +173,7 @@ async def launch_replicas(
     that it refuses, all would refuse. Raises LoadError if prefill engines would leave none for the answers.
     """
     first = max(count, 1)
-    if prefill >= first:
-        raise LoadError(f"--prefill-replicas {prefill} leaves no engine of --replicas {count} for answers.")
+    check_prefill(prefill, count, source.most)
 
     def make_engine(index: int, launch: Launch) -> SupervisedEngine:
         return SupervisedEngine(
@@ -185,7 +197,7 @@ async def launch_replicas(
         policy or TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters()),
         max_live=max_live,
         window=window,
-        prefill=prefill,
+        prefill=0 if prefill == "auto" else prefill,
         page_folder=page_folder,
         wakes=not count,
     )
@@ -195,6 +207,8 @@ async def launch_replicas(
     scaler.start(engines[0])
     if by_load:
         root.spawn("load-scaler", lambda: LoadScaler(replicas, scaler, ScalingPolicy(count, source.most)))
+    if prefill == "auto":
+        root.spawn("role-chooser", lambda: RoleChooser(replicas, RolePolicy()))
     try:
         async with root:
             for engine in engines[1:]:

@@ -122,6 +122,11 @@ class Replica:
         return self.frontend.latest.token_seconds or FIRST_STEP_TOKEN
 
     @property
+    def prompt_token_seconds(self) -> float:
+        """How much longer one more prompt token makes a step, as measured."""
+        return self.frontend.latest.prompt_token_seconds or FIRST_STEP_TOKEN
+
+    @property
     def queue_seconds(self) -> float:
         """How long until a new prompt's turn comes: the prompts that wait before it, the running sequences in
         each of their steps, and the answers that have to end before it gets a slot."""
@@ -151,7 +156,7 @@ class Replica:
         """Whether its steps can compute the group's prompt together with their answers: it makes a step take
         at most twice as long, as measured."""
         tokens, seconds = self.uncached(group), self.step_seconds
-        return tokens * self.token_seconds <= seconds if seconds else tokens <= BLOCK
+        return tokens * self.prompt_token_seconds <= seconds if seconds else tokens <= BLOCK
 
     @property
     def step_seconds(self) -> float:

@@ -18,7 +18,7 @@ from personae.actors.kit.signal import Signal
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.messages import AdapterStats, KeepLoaded, KeepSession, Message
 from personae.actors.replicas.cold_start import ColdStart
-from personae.actors.replicas.dispatcher import Dispatcher
+from personae.actors.replicas.dispatcher import Dispatcher, LongPrompts
 from personae.actors.replicas.frontend import ReplicaFrontend
 from personae.actors.replicas.placement.base import Placement
 from personae.actors.replicas.replica import Replica
@@ -143,6 +143,11 @@ class ReplicaSet:
         """How many sequences have not ended."""
         return self._dispatcher.live
 
+    @property
+    def long_prompts(self) -> LongPrompts:
+        """What long prompts have cost, and those that wait."""
+        return self._dispatcher.long_prompts
+
     def missed(self, now: float) -> float:
         """The share of the latest answers with latency targets that missed them."""
         return self._dispatcher.goodput.missed(now)
@@ -165,6 +170,7 @@ class ReplicaSet:
             actors=tuple(self.actors()),
             moved=dispatcher.moved,
             prefilled=dispatcher.prefilled,
+            prefill_engines=sum(replica.prefill for replica in self.replicas.values()),
             changed=dispatcher.changed,
             replicas=each,
         )

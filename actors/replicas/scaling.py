@@ -35,6 +35,7 @@ FAILURES = 16  # failed additions that `list` still shows
 RETRY_SECONDS = 10.0  # after the only engine could not be started, requests get its error for so long
 
 Status = Literal["starting", "ready", "draining", "failed"]
+Role = Literal["both", "prefill", "decode"]
 _STATUS: dict[ReplicaState, Status] = {
     ReplicaState.STARTING: "starting",
     ReplicaState.UP: "ready",
@@ -49,7 +50,8 @@ HearKVEvents = Callable[[int, tuple[KVEvent, ...]], None]
 
 class ReplicaInfo(msgspec.Struct, frozen=True):
     """A replica as operators see it. `running` sequences are being computed; `waiting` ones were sent there
-    and are not computed yet. `error` says why a failed one failed."""
+    and are not computed yet. `error` says why a failed one failed. A `role` other than "both" says that some
+    replicas only compute prompts, and whether this is one of them."""
 
     id: int
     status: Status
@@ -57,6 +59,7 @@ class ReplicaInfo(msgspec.Struct, frozen=True):
     waiting: int = 0
     restarts: int = 0
     error: str | None = None
+    role: Role = "both"
 
 
 class Scale(Message, frozen=True):
@@ -126,8 +129,10 @@ class ReplicaScaler:
     def list(self) -> list[ReplicaInfo]:
         """Every replica, and those that could not be added."""
         infos = [ReplicaInfo(id, "failed", error=error) for id, error in self._failures.items()]
+        apart = any(replica.prefill for replica in self.replicas)
         for replica in self.replicas:
             stats = replica.frontend.stats()
+            role: Role = "prefill" if replica.prefill else "decode" if apart else "both"
             infos.append(
                 ReplicaInfo(
                     replica.index,
@@ -136,6 +141,7 @@ class ReplicaScaler:
                     replica.waiting,
                     max(stats.restarts, 0),
                     "It failed too often." if replica.state is ReplicaState.LOST else None,
+                    role,
                 )
             )
         return sorted(infos, key=lambda info: info.id)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from personae.actors.options import PrefillReplicas
 from personae.actors.simulation.faults import KINDS
 from personae.actors.simulation.trouble import Costs
 from personae.actors.simulation.workload import SimulatedWorkload
@@ -27,11 +28,11 @@ class Scenario:
     With `tier_pages`, each engine has a tier of so many pages, which survives it; `tier_fails` is the share
     of the tier's operations that go wrong. With `tier_shared`, engines of a numerics
     class share its pages. With `transfer` engines fetch pages from one another; `transfer_fails` is the share
-    of these fetches that go wrong. `prefill` of the engines only compute prompts. `goal` applies to sequences
-    without targets of their own. With `compare_service`, the service of the (tenant, adapter) is compared
-    over all engines. The device has so many `stages`, which compute different steps, and so many
-    `ranks` in each. `skew`: the exponent by which experts are popular, 0 for no experts; they move between
-    ranks if these have `spare` slots for them. With `by_load`, the load
+    of these fetches that go wrong. `prefill` of the engines only compute prompts; with "auto" the load
+    decides how many. `goal` applies to sequences without targets of their own. With `compare_service`, the
+    service of the (tenant, adapter) is compared over all engines. The device has so many `stages`, which
+    compute different steps, and so many `ranks` in each. `skew`: the exponent by which experts are popular, 0
+    for no experts; they move between ranks if these have `spare` slots for them. With `by_load`, the load
     decides how many engines there are, from `replicas` on; with 0 replicas up to 2.
     """
 
@@ -61,7 +62,7 @@ class Scenario:
     tier_shared: bool = False
     transfer: bool = False
     transfer_fails: float = 0.0
-    prefill: int = 0
+    prefill: PrefillReplicas = 0
     calm_lulls: bool = False
     goal: LatencyTargets | None = None
     compare_service: bool = False

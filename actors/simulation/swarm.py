@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+from personae.actors.options import PrefillReplicas
 from personae.actors.simulation.faults import KINDS, KINDS_OF_SEVERAL
 from personae.actors.simulation.scenario import PLACEMENT_NAMES, Scenario
 from personae.actors.simulation.trouble import Costs
@@ -88,7 +89,7 @@ def busy(
     tier_pages: int = 0,
     tier_fails: float = 0.0,
     replicas: int = 1,
-    prefill: int = 0,
+    prefill: PrefillReplicas = 0,
     transfer_fails: float = 0.0,
 ) -> Scenario:
     """One large engine that is always full: short prompts, many adapters, faults. With `tier_pages`

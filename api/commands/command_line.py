@@ -89,6 +89,7 @@ def _parameter(each: Option) -> Parameter:
         about["show_default"] = info.unset
     if info.parse is not None:
         about["parser"] = option_parser(info.parse)
+        type = type if several is not None else Any  # Typer refuses unions, and need not know it
     else:
         about |= {"min": info.min, "max": info.max}
     if info.check is not None:

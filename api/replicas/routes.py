@@ -7,7 +7,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from personae.actors.replicas.scaling import DRAIN_SECONDS, ReplicaInfo, ReplicaScaler, Status
+from personae.actors.replicas.scaling import DRAIN_SECONDS, ReplicaInfo, ReplicaScaler, Role, Status
 from personae.api.body import read_json
 from personae.api.exchange import Exchange, exchange_of
 from personae.api.http.operation import operation
@@ -18,10 +18,12 @@ from personae.errors import NotFound
 
 class Replica(msgspec.Struct, frozen=True):
     """An engine. `running` sequences are being computed; `waiting` ones were sent to it and are not computed
-    yet. `error` says why a failed engine failed."""
+    yet. `error` says why a failed engine failed. A `role` other than `both` says that some engines only
+    compute prompts (`prefill`) while the others answer (`decode`)."""
 
     id: str
     status: Status
+    role: Role
     running: int
     waiting: int
     restarts: int
@@ -76,4 +78,6 @@ def _listed(scaler: ReplicaScaler) -> ReplicaList:
 
 
 def _shown(info: ReplicaInfo) -> Replica:
-    return Replica(str(info.id), info.status, info.running, info.waiting, info.restarts, info.error)
+    return Replica(
+        str(info.id), info.status, info.role, info.running, info.waiting, info.restarts, info.error
+    )

@@ -88,6 +88,11 @@ class EngineCollector(Collector):
         )
         prefilled.add_metric((self._model_name,), stats.prefilled)
         yield prefilled
+        prefill = GaugeMetricFamily(
+            "personae:prefill_engines", "Replicas that only compute prompts now.", labels=(_LABEL,)
+        )
+        prefill.add_metric((self._model_name,), stats.prefill_engines)
+        yield prefill
         changed = CounterMetricFamily(
             "personae:streams_changed_numerics",
             "Streams that continued at another replica whose numbers differ (weights, dtype, processor).",

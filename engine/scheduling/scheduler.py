@@ -433,6 +433,7 @@ class Scheduler:
             pages_kept=table.pages_kept,
             sessions=len(table.sessions),
             page_size=self.layout.page_size,
+            prompt_token_seconds=self._times.each,
         )
 
     @property

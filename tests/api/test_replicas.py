@@ -55,6 +55,7 @@ async def test_an_admin_lists_engines_and_has_another_number_of_them(tmp_path, s
         "id": "1",
         "object": "replica",
         "status": "ready",
+        "role": "both",
         "running": 1,
         "waiting": 1,
         "restarts": 2,

@@ -141,7 +141,9 @@ async def test_metrics_of_several_engines_say_which_of_them(engine: FakeEngine) 
         0: EngineStats(running=3, waiting=1, pages_total=10, pages_used=5, restarts=1),
         1: EngineStats(running=1, waiting=0, pages_total=10, ready=False, adapter_running={"d" * 64: 1}),
     }
-    engine.figures = EngineStats(running=4, waiting=6, pages_total=20, moved=7, replicas=each)
+    engine.figures = EngineStats(
+        running=4, waiting=6, pages_total=20, moved=7, prefill_engines=1, replicas=each
+    )
     seen = await scrape(app)
     base = {"model_name": "base"}
     assert seen["vllm:num_requests_running", labels(**base, engine="0")] == 3
@@ -152,6 +154,7 @@ async def test_metrics_of_several_engines_say_which_of_them(engine: FakeEngine) 
     assert seen["personae:engine_restarts_total", labels(**base, engine="0")] == 1
     assert seen["personae:engine_ready", labels(**base, engine="1")] == 0
     assert seen["personae:streams_moved_total", labels(**base)] == 7
+    assert seen["personae:prefill_engines", labels(**base)] == 1
     infos = [dict(label) for name, label in seen if name == "vllm:lora_requests_info"]
     assert {(info["engine"], info["running_lora_adapters"]) for info in infos} == {
         ("0", ""),

@@ -151,6 +151,9 @@ async def test_two_engines_share_the_work_and_their_pages_and_every_token_is_as_
     async with two(options, prefill=1) as engines:
         found, hits = await answers(engines.client, logs)
         stats = engines.client.stats()
+        assert engines.scaler is not None
+        assert [info.role for info in engines.scaler.list()] == ["prefill", "decode"]
+        assert stats.prefill_engines == 1
         assert found == expected
         assert stats.prefilled, "unless the other engine is sooner"
         assert 0 < hits <= 6 * (150 // PAGE) * PAGE
