@@ -28,7 +28,7 @@ from personae.evals.served import Served, exit_on_sigterm
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MODEL = str(DEMO / "model")
-PROMPT, TOKENS = "Say 3. The", 24
+QUESTION, TOKENS = "Say 3.", 24
 CHECKPOINT = 20  # the step after which one is saved, as in `trl_runs.py`
 REQUIREMENTS = {
     "trl": ("trl>=1.16", "peft", "datasets", str(ROOT)),
@@ -50,7 +50,7 @@ YAML: dict[str, Any] = {
     "max_steps": 30,
     "save_steps": CHECKPOINT,
     "per_device_train_batch_size": 2,
-    "learning_rate": 0.01,
+    "learning_rate": 0.003,
     "lr_scheduler_type": "constant",
     "bf16": False,
     "use_cpu": True,
@@ -122,11 +122,11 @@ def push(folder: Path, name: str, url: str) -> None:
 
 def differing(python: Path, work: Path, folders: dict[str, Path], url: str) -> Iterator[str]:
     """The adapters whose answers are not PEFT's, or are the base's."""
-    said = run(work, python, HERE / "peft_answers.py", MODEL, PROMPT, str(TOKENS), *folders.values())
-    base, *answers = map(json.loads, said.splitlines())
+    said = run(work, python, HERE / "peft_answers.py", MODEL, QUESTION, str(TOKENS), *folders.values())
+    prompt, base, *answers = map(json.loads, said.splitlines())
     print(f"the base: {base!r}")
     for name, expected in zip(folders, answers, strict=True):
-        body = {"model": name, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+        body = {"model": name, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
         served = httpx.post(f"{url}/v1/completions", json=body, timeout=120).raise_for_status().json()
         text = served["choices"][0]["text"]
         verdict = "as PEFT's" if text == expected else f"NOT PEFT'S: {expected!r}"
