@@ -141,12 +141,13 @@ def test_a_wheel_with_kernels_starts_without_a_compiler(
 def test_the_entry_point_of_the_image_serves_is_healthy_and_stops(
     compiled: tuple[str, Path, Path], tmp_path: Path
 ) -> None:
-    """What the Dockerfile says of the target `cpu`, with the wheel as its stage `wheel` makes it. Only folders
-    and the port are others."""
+    """What the Dockerfile says of the target `cpu`, with the wheel as its stage `wheel` makes it. Only
+    folders and the port are others."""
     _, _, python = compiled
     text = (ROOT / "deploy" / "docker" / "Dockerfile").read_text(encoding="utf-8")
     stages = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", text, re.MULTILINE | re.DOTALL))
-    assert re.search(r"kernels\.cpu\.prebuilt (\S+);.*PERSONAE_KERNELS=\1 pip wheel", stages["wheel"], re.DOTALL)
+    made = r"kernels\.cpu\.prebuilt (\S+);.*PERSONAE_KERNELS=\1 pip wheel"
+    assert re.search(made, stages["wheel"], re.DOTALL)
     for name in ("data", "cache"):
         (tmp_path / name).mkdir()
     port = str(unused())
@@ -157,9 +158,10 @@ def test_the_entry_point_of_the_image_serves_is_healthy_and_stops(
         [json.loads(line) for line in re.findall(rf"^{kind} (\[.*)$", here, re.MULTILINE)]
         for kind in ("ENTRYPOINT", r"    CMD")
     )
-    env = dict(one.split("=", 1) for one in variables.split()) | {"PERSONAE_SERVER_KEY": "a-key-of-the-image"}
+    env = dict(one.split("=", 1) for one in variables.split())
+    env |= {"PERSONAE_SERVER_KEY": "a-key-of-the-image", "PATH": str(tmp_path), "CXX": ""}
     assert (entry[0], health[0], "STOPSIGNAL SIGTERM" in here) == ("personae", "python", True)
-    with Program("-m", *entry, "demo", python=python, env={**env, "PATH": str(tmp_path), "CXX": ""}) as server:
+    with Program("-m", *entry, "demo", python=python, env=env) as server:
         assert re.match(rf"personae ready http://\S+:{port} ", server.line()), server.errors
         subprocess.run([python, *health[1:]], check=True, timeout=PATIENCE)
         body = {"messages": [{"role": "user", "content": "Who are you?"}], "temperature": 0, "max_tokens": 16}

@@ -127,8 +127,8 @@ class Account(msgspec.Struct, frozen=True):
 
 class ListUsage(msgspec.Struct):
     """The query of `GET /v1/usage`. `from` (inclusive) and `to` (exclusive) are Unix times of hours, in
-    seconds. An empty `key` or `adapter` is none. `group_by` has some of hour, tenant, key, adapter and version,
-    separated by commas."""
+    seconds. An empty `key` or `adapter` is none. `group_by` has some of hour, tenant, key, adapter and
+    version, separated by commas."""
 
     begin: str | UnsetType = msgspec.field(name="from", default=UNSET)
     end: str | UnsetType = msgspec.field(name="to", default=UNSET)

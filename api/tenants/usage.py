@@ -225,9 +225,9 @@ class UsageLedger:
         begin: int | None = None,
         end: int | None = None,
     ) -> tuple[list[UsageRow], bool]:
-        """The sums of the hours from `begin` (inclusive) to `end` (exclusive), of one tenant, key or adapter or
-        of all, by time and name; and whether there are more. An empty `key` or `adapter` is none: what batches
-        and the base used."""
+        """The sums of the hours from `begin` (inclusive) to `end` (exclusive), of one tenant, key or adapter
+        or of all, by time and name; and whether there are more. An empty `key` or `adapter` is none: what
+        batches and the base used."""
         grouped = ", ".join(_SHOWN.get(name, name) for name in group_by)
         named = [f"{_SHOWN.get(name, name)} as {name}_shown" for name in group_by]
         sums = ", ".join(f"sum({name}) as {name}" for name in _SUMS) + ", max(hour) as last_hour"

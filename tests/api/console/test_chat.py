@@ -226,7 +226,7 @@ def test_in_ten_turns_the_server_receives_what_the_page_shows(page: Page, tmp_pa
         expect(answers.last).to_contain_text("Heard")
         page.reload()
         engine.hold_after = None
-        expect(users.last).to_have_text("question 5")  # with what came of its answer, if the browser kept that
+        expect(users.last).to_have_text("question 5")  # perhaps with the part of its answer that came
         page.get_by_role("button", name="Again").click()
         ended(5)
         ask("question 6")
