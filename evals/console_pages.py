@@ -131,7 +131,7 @@ def _tenants(page: "Page") -> None:
 
 
 def _usage(page: "Page") -> None:
-    page.get_by_label("Find by name").fill("tenant-007")
+    page.get_by_label("Find by name", exact=True).fill("tenant-007")
     page.get_by_role("button", name="tenant-007").click()
     card = page.get_by_role("article", name="tenant-007")
     card.get_by_role("img", name="Spend a day").wait_for()
@@ -145,7 +145,7 @@ def _evals(page: "Page") -> None:
 
 
 def _docs(page: "Page") -> None:
-    path = page.get_by_text("/v1/chat/completions", exact=True)
+    path = page.locator(".operation").get_by_text("/v1/chat/completions", exact=True).first
     path.click()
     page.get_by_text("ChatRequest").first.wait_for()
     path.evaluate("e => scrollTo(0, e.getBoundingClientRect().top - 60)")
