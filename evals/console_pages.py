@@ -110,7 +110,7 @@ def _chat(page: "Page") -> None:
         page.keyboard.press("ArrowRight")
         page.locator(".chances").wait_for()
     else:
-        page.get_by_label("Message", exact=True).scroll_into_view_if_needed()
+        page.evaluate("scrollTo(0, 0)")
 
 
 def _live(page: "Page") -> None:
@@ -162,7 +162,7 @@ VIEWS = {
 }
 
 
-class House:
+class PopulatedServer:
     """A served model with tenants, adapters, usage, a batch and an evaluation."""
 
     def __init__(self, folder: Path, tenants: int, adapters: int) -> None:
@@ -326,12 +326,12 @@ class Pages:
 
 
 def save(page: "Page", file: Path) -> None:
-    """A picture of what is visible, with 64 colors."""
+    """A picture of what is visible, with 32 colors."""
     from PIL import Image
 
     page.screenshot(path=file, animations="disabled")
     with Image.open(file) as shown:
-        small = shown.convert("RGB").quantize(64, dither=Image.Dither.NONE)
+        small = shown.convert("RGB").quantize(32, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     small.save(file, optimize=True)
 
 
@@ -351,15 +351,15 @@ def main(
     with ExitStack() as stack:
         stack.enter_context(exit_on_sigterm())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        house = House(folder, tenants, adapters)
-        server = stack.enter_context(Served(house.arguments, folder / "log"))
-        house.push(server.url)
-        house.run_batch_and_evaluation(server.url)
-        stack.enter_context(house.asking(server.url))
+        populated = PopulatedServer(folder, tenants, adapters)
+        server = stack.enter_context(Served(populated.arguments, folder / "log"))
+        populated.push(server.url)
+        populated.run_batch_and_evaluation(server.url)
+        stack.enter_context(populated.asking(server.url))
         playwright = stack.enter_context(sync_playwright())
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         stack.callback(browser.close)
-        pages = Pages(browser, server.url, house.key)
+        pages = Pages(browser, server.url, populated.key)
         print(f"{tenants} tenants, {adapters} adapters; processor ms of the main thread, medians of {repeat}")
         print("| page | opened: scripts | styles, layout | all | a poll: scripts | styles, layout | all |")
         print("|---|---|---|---|---|---|---|")
