@@ -11,7 +11,9 @@ from personae.evals.console_pages import SCREENS, VIEWS, Cost
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
 PICTURES = {
-    f"console-{view.picture}{screen}.png": SCREENS[screen] for view in VIEWS.values() for screen in SCREENS
+    f"console-{view.picture}{screen}.png": SCREENS[screen]
+    for view in VIEWS.values()
+    for screen in view.screens
 }
 
 
