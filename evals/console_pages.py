@@ -82,11 +82,12 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A page: the tab's address, what is done there, and the route that the page polls, if any. `picture`
-    follows `console-` in the name of its file."""
+    """A page: the tab's address, what it has when it has been drawn, what is done there, and the route that
+    the page polls, if any. `picture` follows `console-` in the name of its file."""
 
     picture: str
     tab: str
+    drawn: str
     act: Callable[["Page"], None]
     polls: str | None = None
     screens: tuple[str, ...] = tuple(SCREENS)
@@ -152,14 +153,15 @@ def _docs(page: "Page") -> None:
     path.evaluate("e => scrollTo(0, e.getBoundingClientRect().top - 60)")
 
 
+ROWS = "[aria-label='All tenants'] tbody tr"
 VIEWS = {
-    "Playground": View("playground", "playground", _chat),
-    "Live": View("live", "live", _live, "/v1/stats"),
-    "Adapters": View("adapters", "adapters", _adapters),
-    "Tenants": View("tenants", "tenants", _tenants),
-    "Tenants, one opened": View("usage", "tenants", _usage, screens=("",)),
-    "Batches and evals": View("evals", "batches", _evals, "/v1/batches"),
-    "API": View("api", "docs", _docs),
+    "Playground": View("playground", "playground", ".column", _chat),
+    "Live": View("live", "live", ".chart canvas", _live, "/v1/stats"),
+    "Adapters": View("adapters", "adapters", ".adapter", _adapters),
+    "Tenants": View("tenants", "tenants", ROWS, _tenants),
+    "Tenants, one opened": View("usage", "tenants", ROWS, _usage, screens=("",)),
+    "Batches and evals": View("evals", "batches", "details.struct", _evals, "/v1/batches"),
+    "API": View("api", "docs", ".operation", _docs),
 }
 
 
@@ -282,7 +284,7 @@ class Pages:
         self._headers = {"authorization": f"Bearer {key}"}
 
     @contextmanager
-    def opened(self, tab: str, width: int, height: int) -> Iterator[tuple["Page", "CDPSession"]]:
+    def opened(self, view: View, width: int, height: int) -> Iterator[tuple["Page", "CDPSession"]]:
         """The page when it has all its answers, and a session that says what it costs."""
         context = self._browser.new_context(
             viewport={"width": width, "height": height}, extra_http_headers=self._headers
@@ -291,14 +293,15 @@ class Pages:
         page.set_default_timeout(1e3 * PATIENCE)
         session = context.new_cdp_session(page)
         session.send("Performance.enable", {"timeDomain": "threadTicks"})
-        page.goto(f"{self._url}/#{tab}", wait_until="networkidle")
-        page.get_by_role("button", name="Theme").wait_for()
+        page.goto(f"{self._url}/#{view.tab}")
+        page.locator(view.drawn).first.wait_for()
+        page.wait_for_load_state("networkidle")
         yield page, session
         context.close()
 
     def cost(self, view: View) -> tuple[Cost, Cost | None]:
         """Of opening the page, and of a poll."""
-        with self.opened(view.tab, *SCREENS[""]) as (page, session):
+        with self.opened(view, *SCREENS[""]) as (page, session):
             opened = Cost.read(session)
             if view.polls is None:
                 return opened, None
@@ -309,7 +312,7 @@ class Pages:
 
     def look(self, view: View, screen: str, picture: Path | None, axe: Path | None) -> list[str]:
         """Save a picture of the page, and search it for serious faults; both where asked for."""
-        with self.opened(view.tab, *SCREENS[screen]) as (page, _):
+        with self.opened(view, *SCREENS[screen]) as (page, _):
             view.act(page)
             page.wait_for_timeout(500)
             if picture is not None:
