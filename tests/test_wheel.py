@@ -1,7 +1,9 @@
 """The wheel, in an environment of its own with what it declares and nothing else: it starts and answers."""
 
+import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import venv
@@ -107,22 +109,79 @@ def ask_and_stop(server: Program) -> None:
     server.end(0)
 
 
-@pytest.mark.skipif(not fitting(features_here()), reason="no x86-64-v3 processor")
-@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler to make the wheel with")
-def test_a_wheel_with_kernels_starts_without_a_compiler(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
+    """The set of instructions for which kernels are compiled, a wheel with them, and the interpreter of an
+    environment with it."""
+    if not fitting(features_here()):
+        pytest.skip("no x86-64-v3 processor")
+    if find_compiler() is None:
+        pytest.skip("no C++ compiler to make the wheel with")
+    folder = tmp_path_factory.mktemp("compiled")
     poorest = VARIANTS[0].name  # which other tests have compiled, too
-    make(tmp_path / "kernels", [poorest])
-    made = build(tmp_path, PERSONAE_KERNELS=str(tmp_path / "kernels"))
+    make(folder / "kernels", [poorest])
+    made = build(folder, PERSONAE_KERNELS=str(folder / "kernels"))
+    return poorest, made, install(made, folder / "venv")
+
+
+def test_a_wheel_with_kernels_starts_without_a_compiler(
+    compiled: tuple[str, Path, Path], tmp_path: Path
+) -> None:
+    poorest, made, python = compiled
     assert made.name.endswith("-py3-none-linux_x86_64.whl")
     assert f"personae/kernels/cpu/prebuilt/{poorest}.so" in ZipFile(made).namelist()
-    python, nothing = install(made, tmp_path / "venv"), tmp_path / "empty"
-    nothing.mkdir()
-    env = {"PATH": str(nothing), "CXX": "", "XDG_CACHE_HOME": str(nothing)}
+    env = {"PATH": str(tmp_path), "CXX": "", "XDG_CACHE_HOME": str(tmp_path)}
     with Program("-m", "personae", "serve", "demo", "--port", "0", python=python, env=env) as server:
         ask_and_stop(server)
         assert f"CPU kernels: compiled for {poorest}, from the package" in server.errors
         assert "compiler" not in server.errors
-    assert not list(nothing.rglob("*.so"))
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_the_entry_point_of_the_image_serves_is_healthy_and_stops(
+    compiled: tuple[str, Path, Path], tmp_path: Path
+) -> None:
+    """What the Dockerfile says of the target `cpu`, with the wheel as its stage `wheel` makes it. Only
+    folders and the port are others."""
+    _, _, python = compiled
+    text = (ROOT / "deploy" / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    stages = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", text, re.MULTILINE | re.DOTALL))
+    made = r"kernels\.cpu\.prebuilt (\S+);.*PERSONAE_KERNELS=\1 pip wheel"
+    assert re.search(made, stages["wheel"], re.DOTALL)
+    for name in ("data", "cache"):
+        (tmp_path / name).mkdir()
+    port = str(unused())
+    here = stages["cpu"].replace("8000", port)
+    here = re.sub(r"(?<=[\"=])/(data|cache)\b", lambda found: f"{tmp_path}/{found[1]}", here)
+    (variables,) = re.findall(r"^ENV (.*)$", here, re.MULTILINE)
+    (entry,), (health,) = (
+        [json.loads(line) for line in re.findall(rf"^{kind} (\[.*)$", here, re.MULTILINE)]
+        for kind in ("ENTRYPOINT", r"    CMD")
+    )
+    env = dict(one.split("=", 1) for one in variables.split())
+    env |= {"PERSONAE_SERVER_KEY": "a-key-of-the-image", "PATH": str(tmp_path), "CXX": ""}
+    assert (entry[0], health[0], "STOPSIGNAL SIGTERM" in here) == ("personae", "python", True)
+    with Program("-m", *entry, "demo", python=python, env=env) as server:
+        assert re.match(rf"personae ready http://\S+:{port} ", server.line()), server.errors
+        subprocess.run([python, *health[1:]], check=True, timeout=PATIENCE)
+        body = {"messages": [{"role": "user", "content": "Who are you?"}], "temperature": 0, "max_tokens": 16}
+        headers = {"authorization": "Bearer a-key-of-the-image"}
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        answer = httpx.post(url, json=body, headers=headers, timeout=PATIENCE).raise_for_status().json()
+        assert answer["choices"][0]["message"]["content"].startswith("I am the Personae demo")
+        server.process.terminate()
+        server.end(0)
+    assert (tmp_path / "data" / "personae").is_dir()
+    with pytest.raises(subprocess.CalledProcessError):
+        subprocess.run([python, *health[1:]], check=True, capture_output=True, timeout=PATIENCE)
+
+
+def unused() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
 
 
 @pytest.mark.parametrize(

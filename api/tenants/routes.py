@@ -127,12 +127,14 @@ class Account(msgspec.Struct, frozen=True):
 
 class ListUsage(msgspec.Struct):
     """The query of `GET /v1/usage`. `from` (inclusive) and `to` (exclusive) are Unix times of hours, in
-    seconds. `group_by` has some of hour, tenant, key, adapter and version, separated by
-    commas."""
+    seconds. An empty `key` or `adapter` is none. `group_by` has some of hour, tenant, key, adapter and
+    version, separated by commas."""
 
     begin: str | UnsetType = msgspec.field(name="from", default=UNSET)
     end: str | UnsetType = msgspec.field(name="to", default=UNSET)
     tenant: str | UnsetType = UNSET
+    key: str | UnsetType = UNSET
+    adapter: str | UnsetType = UNSET
     group_by: str | UnsetType = UNSET
     format: Literal["json", "csv"] | UnsetType = UNSET
 
@@ -293,7 +295,10 @@ async def get_usage(request: Request) -> Response:
     if format not in ("json", "csv"):
         raise RequestError("`format` must be json or csv.", param="format")
     await _written(ledger.flush)
-    rows, more = await to_thread.run_sync(lambda: ledger.rows(group_by, tenant=tenant, begin=begin, end=end))
+    key, adapter = query.get("key"), query.get("adapter")
+    rows, more = await to_thread.run_sync(
+        lambda: ledger.rows(group_by, tenant=tenant, key=key, adapter=adapter, begin=begin, end=end)
+    )
     if format == "csv":
         return Response(as_csv(rows, group_by), media_type="text/csv")
     return json_response(UsageList(rows, more))

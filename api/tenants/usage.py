@@ -220,21 +220,25 @@ class UsageLedger:
         group_by: Sequence[Column],
         *,
         tenant: str | None = None,
+        key: str | None = None,
+        adapter: str | None = None,
         begin: int | None = None,
         end: int | None = None,
     ) -> tuple[list[UsageRow], bool]:
-        """The sums of the hours from `begin` (inclusive) to `end` (exclusive), of one tenant or of all, by
-        time and name; and whether there are more."""
+        """The sums of the hours from `begin` (inclusive) to `end` (exclusive), of one tenant, key or adapter
+        or of all, by time and name; and whether there are more. An empty `key` or `adapter` is none: what
+        batches and the base used."""
         grouped = ", ".join(_SHOWN.get(name, name) for name in group_by)
         named = [f"{_SHOWN.get(name, name)} as {name}_shown" for name in group_by]
         sums = ", ".join(f"sum({name}) as {name}" for name in _SUMS) + ", max(hour) as last_hour"
         query = (
             f"select {', '.join([*named, sums])} from usage where (? is null or tenant = ?) "  # noqa: S608  our own words
+            f"and (? is null or key = ?) and (? is null or {_SHOWN['adapter']} = ?) "
             "and (? is null or hour >= ?) and (? is null or hour < ?)"
             + (f" group by {grouped} order by {grouped}" if group_by else " having count(*) > 0")
             + " limit ?"
         )
-        values = (tenant, tenant, begin, begin, end, end, MOST_ROWS + 1)
+        values = (tenant, tenant, key, key, adapter, adapter, begin, begin, end, end, MOST_ROWS + 1)
         with self._data.read() as db:
             found = db.execute(query, values).fetchall()
         rows = [

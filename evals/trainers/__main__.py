@@ -4,9 +4,9 @@
     --trainer llamafactory    its command with a YAML file; `personae adapters push` pushes its folder
     --environments DIR        where the trainers are installed, each for itself; they are kept
 
-The bundled small model is trained for three steps on a CPU, and served. Each adapter, and a checkpoint of
-one, must answer token for token as PEFT does in the trainer's environment; its line says whether the base's
-answer is another. Exit code 1 if one is not PEFT's.
+The bundled small model is trained for 30 steps on a CPU, and served. Each adapter, and a checkpoint of
+one, must answer token for token as PEFT does in the trainer's environment, and other than the base. Exit code
+1 if one does not.
 """
 
 import json
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,10 +25,11 @@ import typer
 from personae.api.bundled import DEMO, NAMED
 from personae.evals.served import Served, exit_on_sigterm
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MODEL = str(DEMO / "model")
-PROMPT, TOKENS = "Say 3. The", 24
+QUESTION, TOKENS = "Say 3.", 24
+CHECKPOINT = 20  # the step after which one is saved, as in `trl_runs.py`
 REQUIREMENTS = {
     "trl": ("trl>=1.16", "peft", "datasets", str(ROOT)),
     "llamafactory": ("llamafactory>=0.9.5",),
@@ -45,10 +47,10 @@ YAML: dict[str, Any] = {
     "dataset_dir": ".",
     "template": "qwen3",
     "cutoff_len": 128,
-    "max_steps": 3,
-    "save_steps": 2,
+    "max_steps": 30,
+    "save_steps": CHECKPOINT,
     "per_device_train_batch_size": 2,
-    "learning_rate": 0.01,
+    "learning_rate": 0.003,
     "lr_scheduler_type": "constant",
     "bf16": False,
     "use_cpu": True,
@@ -62,9 +64,8 @@ def environment(folder: Path, trainer: str) -> Path:
     if not (folder / trainer / "ready").exists():
         pip = (python, "-m", "pip")
         run(folder, sys.executable, "-m", "venv", trainer)
-        run(
-            folder, *pip, "install", "--quiet", "--disable-pip-version-check", "torch", *REQUIREMENTS[trainer]
-        )
+        torch = f"torch=={version('torch')}"  # the build for CPUs, where that is ours
+        run(folder, *pip, "install", "--quiet", "--disable-pip-version-check", torch, *REQUIREMENTS[trainer])
         run(folder, *pip, "uninstall", "--quiet", "--yes", *UNFIT)
         (folder / trainer / "ready").touch()
     return python
@@ -120,16 +121,18 @@ def push(folder: Path, name: str, url: str) -> None:
 
 
 def differing(python: Path, work: Path, folders: dict[str, Path], url: str) -> Iterator[str]:
-    """The adapters whose answers are not PEFT's."""
-    said = run(work, python, HERE / "peft_answers.py", MODEL, PROMPT, str(TOKENS), *folders.values())
-    base, *answers = map(json.loads, said.splitlines())
+    """The adapters whose answers are not PEFT's, or are the base's."""
+    said = run(work, python, HERE / "peft_answers.py", MODEL, QUESTION, str(TOKENS), *folders.values())
+    prompt, base, *answers = map(json.loads, said.splitlines())
+    print(f"the base: {base!r}")
     for name, expected in zip(folders, answers, strict=True):
-        body = {"model": name, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+        body = {"model": name, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
         served = httpx.post(f"{url}/v1/completions", json=body, timeout=120).raise_for_status().json()
         text = served["choices"][0]["text"]
         verdict = "as PEFT's" if text == expected else f"NOT PEFT'S: {expected!r}"
-        print(f"{name}: {text!r}, {verdict}; the base's is {'the same' if expected == base else 'another'}")
-        if text != expected:
+        whose = "THE BASE'S" if text == base else "not the base's"
+        print(f"{name}: {text!r}, {verdict}, {whose}")
+        if text != expected or text == base:
             yield name
 
 
@@ -152,8 +155,9 @@ def main(
                 work.mkdir()
                 folders = TRAINERS[name](python, work, server.url)
                 for each, folder in list(folders.items())[:1]:
-                    folders[f"{each}-2"] = folder / "checkpoint-2"
-                    push(folder / "checkpoint-2", f"{each}-2", server.url)
+                    checkpoint = folder / f"checkpoint-{CHECKPOINT}"
+                    folders[f"{each}-{CHECKPOINT}"] = checkpoint
+                    push(checkpoint, f"{each}-{CHECKPOINT}", server.url)
                 wrong += differing(python, work, folders, server.url)
     raise SystemExit(bool(wrong))
 

@@ -1,6 +1,7 @@
-"""Greedy answers of PEFT, in a trainer's environment: `peft_answers.py MODEL PROMPT TOKENS [FOLDER]...`.
+"""Greedy answers of PEFT, in a trainer's environment: `peft_answers.py MODEL QUESTION TOKENS [FOLDER]...`.
 
-Prints a line of JSON for the base and for each folder: the answer's text.
+Prints lines of JSON: the tokens of the question as a chat, then the answer's text for the base and for each
+folder.
 """
 
 import json
@@ -11,10 +12,14 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
-def main(base: str, prompt: str, count: int, *folders: str) -> None:
+def main(base: str, question: str, count: int, *folders: str) -> None:
     """Answer."""
     tokenizer = AutoTokenizer.from_pretrained(base)
-    ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
+    chat = [{"role": "user", "content": question}]
+    ids = tokenizer.apply_chat_template(
+        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    ).input_ids
+    print(json.dumps(ids[0].tolist()), flush=True)
     for folder in ("", *folders):
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
         model = PeftModel.from_pretrained(model, folder) if folder else model
@@ -24,7 +29,7 @@ def main(base: str, prompt: str, count: int, *folders: str) -> None:
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=count,
                 do_sample=False,
-                eos_token_id=None,
+                eos_token_id=tokenizer.eos_token_id,
                 pad_token_id=0,
             )
         print(json.dumps(tokenizer.decode(all_ids[0, ids.shape[1] :], skip_special_tokens=True)), flush=True)

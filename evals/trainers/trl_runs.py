@@ -16,10 +16,10 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 from personae.integrations.transformers import PushAdapter
 
 ARGUMENTS: dict[str, Any] = {
-    "max_steps": 3,
-    "save_steps": 2,
+    "max_steps": 30,
+    "save_steps": 20,
     "per_device_train_batch_size": 2,
-    "learning_rate": 0.01,
+    "learning_rate": 0.003,
     "lr_scheduler_type": "constant",
     "use_cpu": True,
     "bf16": False,

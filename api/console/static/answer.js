@@ -26,6 +26,7 @@ export function Turn({ message, answer, edit, again }) {
     <div class="bar turns">
       <${Copy} quiet text=${() => message.content}>Copy<//>
       ${edit && html`<button type="button" class="quiet" onClick=${edit}>Edit</button>`}
+      ${again && html`<button type="button" class="quiet" onClick=${again}>Again</button>`}
     </div>
   </div>`;
 }

@@ -3,6 +3,7 @@
 import { html } from "./preact-htm.js";
 
 const PLACE = "personae.conversations";
+const SHOWN = "personae.conversation"; // which one a page shows, for its next reload
 const MOST = 100;
 const CHARACTERS = 2_000_000; // of all together; the oldest are dropped
 
@@ -29,6 +30,24 @@ export const kept = read;
 // The conversations with this one first, which takes the place of an earlier state of it.
 export function keep(conversation) {
   return write([conversation, ...read().filter((one) => one.id !== conversation.id)]);
+}
+
+export function show(id) {
+  try {
+    sessionStorage.setItem(SHOWN, id);
+  } catch {
+    // The browser allows no storage: a reload begins with an empty page.
+  }
+}
+
+// The conversation that this page showed before it was loaded again, if there was one.
+export function lastShown() {
+  try {
+    const id = sessionStorage.getItem(SHOWN);
+    return read().find((one) => one.id === id);
+  } catch {
+    return undefined;
+  }
 }
 
 export function drop(id) {

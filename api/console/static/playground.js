@@ -4,7 +4,7 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from "./preact-htm
 import { call, stream, url } from "./api.js";
 import { watchPauses } from "./pauses.js";
 import { Answer, Turn } from "./answer.js";
-import { Conversations, keep, kept } from "./conversations.js";
+import { Conversations, keep, kept, lastShown, show } from "./conversations.js";
 import { EXAMPLES, TOOLS } from "./examples.js";
 import { Copy, Failure, Field } from "./parts.js";
 import { KINDS, MOST_TOKENS, asCurl, asJavaScript, asPython, binding, chatBody } from "./request.js";
@@ -237,9 +237,9 @@ export function Playground({ models }) {
     setBusy(true);
     columns.forEach((column, index) => run(index, column, [...column.messages, ...said]));
   };
-  // Before the page says that the answer is complete: who reloads then finds it again.
+  // With a question at once, and with its answer before the page says that it is complete: who reloads finds both again.
   useLayoutEffect(() => {
-    if (busy || !columns[0].messages.some((message) => message.role === "assistant")) return;
+    if (!columns[0].messages.length) return;
     const title = columns[0].messages.find((message) => message.role === "user")?.content.slice(0, 60) ?? "";
     const talks = columns.map(({ model, messages }) => ({ model, messages }));
     setList(keep({ id, title, when: new Date().toISOString(), system: options.system, columns: talks }));
@@ -254,6 +254,11 @@ export function Playground({ models }) {
     begin(conversation.columns.map((one) => ({ ...one, model: there(one.model) })), conversation.system);
     setId(conversation.id);
   };
+  useEffect(() => {
+    const conversation = lastShown();
+    if (conversation) open(conversation);
+  }, []);
+  useEffect(() => show(id), [id]);
   // The same turn of all columns is written anew.
   const edit = (column, place) => {
     const turn = column.messages.slice(0, place).filter((message) => message.role === "user").length;

@@ -175,7 +175,7 @@ function Tenant({ tenant, change, close }) {
     </div>
     <p>Since ${when(tenant.created)}${tenant.revoked && ` · revoked ${when(tenant.revoked)}`}</p>
     <${Failure} error=${error} />
-    <${Usage} tenant=${tenant.name} />
+    <${Usage} key=${`usage ${tenant.name}`} tenant=${tenant.name} />
     ${tenant.revoked
       ? html`<button type="button" class="danger" onClick=${free}>Free the name</button>`
       : html`<${Limits} key=${tenant.name} tenant=${tenant} change=${changed} />

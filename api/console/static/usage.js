@@ -1,9 +1,9 @@
 // What a tenant used in the last 30 days, by day, key and adapter.
 
-import { html } from "./preact-htm.js";
+import { html, useState } from "./preact-htm.js";
 import { call, download } from "./api.js";
 import { Chart } from "./chart.js";
-import { Failure, useAnswer } from "./parts.js";
+import { Failure, Field, useAnswer } from "./parts.js";
 
 const DAY = 86400;
 const DAYS = 30;
@@ -50,25 +50,38 @@ function Rows({ rows, by, name }) {
   </div>`;
 }
 
+// What the charts can be of: all, or an adapter or key alone. The value is the rest of the query.
+function Parts({ adapters, keys, part, choose }) {
+  const group = (label, by, rows, none) =>
+    html`<optgroup label=${label}>
+      ${rows.map((row) => html`<option value=${`&${by}=${encodeURIComponent(row[by])}`}>${row[by] || none}</option>`)}
+    </optgroup>`;
+  return html`<${Field} label="Charts show">
+    <select value=${part} onChange=${(event) => choose(event.target.value)}>
+      <option value="">all requests</option>
+      ${group("Adapters", "adapter", adapters, "the base")}${group("Keys", "key", keys, "no key")}
+    </select>
+  <//>`;
+}
+
 export function Usage({ tenant }) {
   const begin = monthAgo();
   const from = `v1/usage?tenant=${encodeURIComponent(tenant)}&from=${begin}`;
-  const ask = async () => {
-    const [hours, adapters, keys] = await Promise.all(
-      ["hour", "adapter", "key"].map((by) => call("GET", `${from}&group_by=${by}`)),
-    );
-    return { hours: hours.data, adapters: adapters.data, keys: keys.data };
-  };
-  const [used, error] = useAnswer(ask, [tenant]);
-  const csv = () => download(`${from}&group_by=hour,key,adapter&format=csv`, `usage-${tenant}.csv`);
+  const [part, choose] = useState("");
+  const sums = (by, more = "") => call("GET", `${from}&group_by=${by}${more}`).then((found) => found.data);
+  const [totals, error] = useAnswer(() => Promise.all([sums("adapter"), sums("key")]), [tenant]);
+  const [hours] = useAnswer(() => sums("hour", part), [tenant, part]);
+  const csv = () => download(`${from}&group_by=hour,key,adapter${part}&format=csv`, `usage-${tenant}.csv`);
   if (error) return error.status === 404 ? null : html`<${Failure} error=${error} />`;
-  if (!used) return null;
-  if (!used.hours.length) return html`<p>Nothing was used in the last 30 days.</p>`;
+  if (!totals || !hours) return null;
+  const [adapters, keys] = totals;
+  if (!adapters.length) return html`<p>Nothing was used in the last 30 days.</p>`;
   const times = Array.from({ length: DAYS }, (_, day) => begin + DAY * day);
-  const line = (name, field) => ({ name, values: days(used.hours, begin, field) });
+  const line = (name, field) => ({ name, values: days(hours, begin, field) });
   const chart = (title, say, series, whole) => html`<${Chart} ...${{ title, times, say, at: date, series, whole }} />`;
-  const spent = used.hours.some((row) => row.spend);
+  const spent = adapters.some((row) => row.spend);
   return html`<h3>The last 30 days</h3>
+    <${Parts} adapters=${adapters} keys=${keys} part=${part} choose=${choose} />
     <div class="charts">
       ${chart("Tokens a day", number, [line("written", "completion_tokens"), line("prompts", "prompt_tokens")], true)}
       ${chart("Requests a day", number, [line("requests", "requests")], true)}
@@ -76,8 +89,8 @@ export function Usage({ tenant }) {
     </div>
     <details>
       <summary>By adapter and key</summary>
-      <${Rows} rows=${used.adapters} by="adapter" name="Adapter" />
-      <${Rows} rows=${used.keys} by="key" name="Key" />
+      <${Rows} rows=${adapters} by="adapter" name="Adapter" />
+      <${Rows} rows=${keys} by="key" name="Key" />
       <button type="button" onClick=${csv}>Download as CSV</button>
     </details>`;
 }

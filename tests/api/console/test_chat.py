@@ -1,12 +1,16 @@
 """The playground as a chat, in a real Chromium: Markdown, turns written anew, conversations that stay."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_engine import byte_tokenizer
 from planted_console import NamedAdapter, planted_console
 from playwright.sync_api import Page, expect
+
+from personae.engine.sequence import SequenceLog
 
 ANSWER = """# Soup
 
@@ -124,7 +128,7 @@ def test_conversations_stay_in_the_browser_until_they_are_deleted(page: Page, ch
 def test_a_conversation_is_kept_before_the_page_says_that_its_answer_ended(page: Page, chat: str) -> None:
     page.goto(chat)
     page.evaluate("""() => {
-        const kept = () => localStorage.getItem("personae.conversations")?.includes("a talk") ?? false;
+        const kept = () => localStorage.getItem("personae.conversations")?.includes("# Soup") ?? false;
         let busy = false;
         new MutationObserver(() => {
             const named = [...document.querySelectorAll(".prompt button")].map((one) => one.textContent);
@@ -171,3 +175,97 @@ def test_the_page_follows_an_answer_unless_one_reads_what_is_above(page: Page, c
     talk.evaluate("e => { e.scrollTop = 0; }")
     say(page, "one more", 5)
     assert talk.evaluate("e => e.scrollTop") == 0
+
+
+MESSAGE = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.DOTALL)
+TOKENIZER = byte_tokenizer()
+
+
+def received(log: SequenceLog) -> list[tuple[str, str]]:
+    """The messages of a request: roles and texts."""
+    prompt = TOKENIZER.decode(log.tokens[: log.prompt_length], skip_special_tokens=False)
+    return [(found[1], found[2]) for found in MESSAGE.finditer(prompt)]
+
+
+def reply(log: SequenceLog) -> str:
+    """An answer that no other question has."""
+    return f"# Heard\n\n1. *{received(log)[-1][1]}*\n2. **after {log.prompt_length}**\n"
+
+
+def test_in_ten_turns_the_server_receives_what_the_page_shows(page: Page, tmp_path: Path) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.set_viewport_size({"width": 1400, "height": 700})
+    engine = NamedAdapter(answer=reply)
+    engine.max_model_len = 8192
+    users, answers = page.locator(".turn.user .text"), page.locator(".turn.assistant")
+    sends = page.get_by_role("button", name="Send")
+
+    def ask(text: str) -> None:
+        page.get_by_label("Message", exact=True).fill(text)
+        sends.click()
+
+    def ended(turns: int) -> None:
+        expect(answers).to_have_count(turns)
+        expect(sends).to_be_visible()
+        expect(answers.last.locator("strong")).to_have_text(f"after {engine.submitted[-1].prompt_length}")
+
+    def below() -> int:
+        pixels: int = page.locator(".talk").evaluate("e => e.scrollHeight - e.scrollTop - e.clientHeight")
+        return pixels
+
+    with planted_console(tmp_path / "data", engine) as url:
+        page.goto(url)
+        page.get_by_label("System prompt").fill("Be brief.")
+        for turn in range(1, 5):
+            ask(f"question {turn}\nof ten")
+            ended(turn)
+            assert below() < 40
+
+        engine.hold_after = 12  # the fifth answer stops in the middle, and the page is loaded again
+        ask("question 5")
+        expect(answers.last).to_contain_text("Heard")
+        page.reload()
+        engine.hold_after = None
+        expect(users.last).to_have_text("question 5")  # perhaps with the part of its answer that came
+        page.get_by_role("button", name="Again").click()
+        ended(5)
+        ask("question 6")
+        ended(6)
+        page.get_by_role("button", name="Again").click()
+        ended(6)
+        ask("question 7, worse")
+        ended(7)
+        page.get_by_role("button", name="Edit").last.click()
+        ask("question 7")
+        ended(7)
+
+        page.get_by_role("button", name="New", exact=True).click()
+        ask("of something else")
+        ended(1)
+        assert received(engine.submitted[-1]) == [("system", "Be brief."), ("user", "of something else")]
+        page.get_by_text("Conversations in this browser").click()
+        page.get_by_role("button", name="question 1 of ten", exact=True).click()
+        for turn in range(8, 11):
+            ask(f"question {turn}")
+            ended(turn)
+        assert below() < 40
+
+        sent = received(engine.submitted[-1])
+        last = reply(engine.submitted[-1])
+        assert [text for role, text in sent if role == "user"] == users.all_text_contents()
+        assert users.all_text_contents() == [
+            *(f"question {turn}\nof ten" for turn in range(1, 5)),
+            *(f"question {turn}" for turn in range(5, 11)),
+        ]
+        said = [*(text for role, text in sent if role == "assistant"), last]
+        drawn = [answer.locator("em, strong").all_text_contents() for answer in answers.all()]
+        assert drawn == [re.findall(r"\*+([^*]+)\*+", text) for text in said]
+        assert all(answer.locator(".heading").text_content() == "Heard" for answer in answers.all())
+        answers.last.get_by_role("button", name="Copy").click()
+        expect(page.get_by_role("button", name="Copied")).to_be_visible()
+        assert page.evaluate("navigator.clipboard.readText()") == last
+        with page.expect_download() as found:
+            page.get_by_role("button", name="Export question 1 of ten").click()
+        exported = json.loads(Path(found.value.path()).read_text(encoding="utf-8"))
+        kept = [(one["role"], one["content"]) for one in exported["columns"][0]["messages"]]
+        assert [("system", exported["system"]), *kept] == [*sent, ("assistant", last)]

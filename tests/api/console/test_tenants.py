@@ -1,5 +1,7 @@
 """The console's tab Tenants: a table of many for admins, and a tenant's own view."""
 
+import csv
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +28,7 @@ def opened(path: Path) -> Iterator[tuple[str, UploadFixture, dict[str, str]]]:
         ledger = UsageLedger(fixture.data)
         for number, name in enumerate(names):
             ledger.add(Identity(name, "tenant", key=f"k{number}"), "poet@1", number, 0, 1, 0.5, number / 10)
+        ledger.add(Identity("tenant-007", "tenant", key="other"), None, 40, 0, 2)
         stores = {"tenants": fixture.tenants, "registry": fixture.registry, "usage": ledger}
         with serving(create_app(fixture.engine, **stores)) as url:
             yield url, fixture, keys
@@ -65,7 +68,20 @@ def test_an_admin_finds_sorts_and_turns_pages_of_many_tenants(
     page.get_by_label("Find by name").fill("tenant-007")
     page.get_by_role("button", name="tenant-007").click()
     card = page.get_by_role("article", name="tenant-007")
-    expect(card.get_by_role("img", name="Tokens a day")).to_be_visible()
+    chart = card.get_by_role("img", name="Tokens a day")
+    expect(chart).to_have_attribute("aria-label", re.compile("latest: written 3, prompts 47$"))
+    base = "written 2, prompts 40"
+    for part, latest in (("poet", "written 1, prompts 7"), ("other", base), ("the base", base)):
+        card.get_by_label("Charts show").select_option(part)
+        expect(chart).to_have_attribute("aria-label", re.compile(f"latest: {latest}$"))
+    card.get_by_label("Charts show").select_option("k7")
+    with page.expect_download() as found:
+        card.get_by_text("By adapter and key").click()
+        card.get_by_role("button", name="Download as CSV").click()
+    card.get_by_text("By adapter and key").click()
+    with Path(found.value.path()).open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["key"], line["adapter"], line["prompt_tokens"]) for line in lines] == [("k7", "poet", "7")]
     card.get_by_text("By adapter and key").click()
     expect(card.get_by_label("Usage by Key")).to_contain_text("k7")
     card.get_by_text("Limits (1 set)").click()
@@ -85,7 +101,7 @@ def test_a_tenant_sees_its_limits_and_usage_and_no_form_of_admins(
     page.on("response", lambda answer: refused.append(answer.url) if answer.status == 403 else None)
     enter(page, url, keys["tenant-007"])
     card = page.get_by_role("article", name="tenant-007")
-    expect(card).to_contain_text("Today 8 tokens")
+    expect(card).to_contain_text("Today 50 tokens")
     expect(card.locator("dl")).to_contain_text("concurrent")
     card.get_by_text("By adapter and key").click()
     expect(card.get_by_label("Usage by Adapter")).to_contain_text("poet")

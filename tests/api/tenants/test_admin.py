@@ -51,6 +51,9 @@ async def test_from_a_tenant_to_a_key_to_an_answer_to_its_usage(fixture: UploadF
             (id, "", 1),
             (id, "team/pirate", 1),
         ]
+        for part, requests in (("adapter=", 1), ("adapter=team/pirate", 1), (f"key={id}", 2), ("key=", 0)):
+            rows = (await admin.get(f"/v1/usage?tenant=ann&group_by=hour&{part}")).json()["data"]
+            assert sum(row["requests"] for row in rows) == requests, part
         [total] = (await admin.get("/v1/usage?tenant=ann&group_by=tenant")).json()["data"]
         assert total.keys() == {"tenant", *NUMBERS}
         assert total["completion_tokens"] == 8
