@@ -104,7 +104,7 @@ struct Reader {
 
 // Of R rows, `row` and the next of c: += x times a chunk of G groups, and the bias with the first one; with the last one their
 // outputs' scales.
-template <Kept KEPT, int R, int G>
+template <Kept KEPT, int R, int G, bool IN_ORDER>
 void multiply_level_rows(WholeRows x, LevelsChunk& chunk, const LevelsGroup* groups, int64_t row) {
     using Read = Reader<KEPT>;
 #if defined(WIDE_REGISTERS)
@@ -112,8 +112,7 @@ void multiply_level_rows(WholeRows x, LevelsChunk& chunk, const LevelsGroup* gro
 #else
     constexpr int T = R == 1 ? 2 : 1;
 #endif
-    constexpr bool BESIDE = R == 1 && read_side_by_side(KEPT);
-    constexpr int TOGETHER = BESIDE ? 1 : T;  // of these at once
+    constexpr int TOGETHER = IN_ORDER ? 1 : T;  // of these at once
     constexpr int64_t PARTS = 32 / Read::L.per_scale, READINGS = 8 / Read::WORDS / PARTS;
     const Table table = Read::table();
     constexpr int32_t ZERO = Read::L.zero + Read::Sums::RAISED, LOG_ZERO = __builtin_ctz(ZERO | 1 << 30);
@@ -133,8 +132,8 @@ void multiply_level_rows(WholeRows x, LevelsChunk& chunk, const LevelsGroup* gro
         const int64_t share = half == 0 ? chunk.share : 0;
         for (int64_t b = chunk.first; b < chunk.last; b++, at += Read::L.block_bytes()) {
             if (Read::L.super_bytes && b % TOGETHER_K == 0) super_at = at, at += Read::L.super_bytes;
-            for (int64_t line = 0; !BESIDE && line < share; line++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
-            if (!BESIDE && row == 0)
+            for (int64_t line = 0; !IN_ORDER && line < share; line++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+            if (!IN_ORDER && row == 0)
                 each<int(T * Read::L.bits)>([&](auto line) ALWAYS_INLINE {
                     __builtin_prefetch(groups[0].blocks + at + Read::L.scale_bytes + half * Read::L.half_bytes() + line * 64 + NEAR);
                 });
@@ -217,7 +216,7 @@ void multiply_level_rows(WholeRows x, LevelsChunk& chunk, const LevelsGroup* gro
 template <Kept KEPT, size_t... R>
 constexpr auto level_rows_of(std::index_sequence<R...>) {
     using Way = void (*)(WholeRows, LevelsChunk&, const LevelsGroup*, int64_t);
-    return std::array<Way, sizeof...(R)>{multiply_level_rows<KEPT, int(R) + 1, 1>...};
+    return std::array<Way, sizeof...(R)>{multiply_level_rows<KEPT, int(R) + 1, 1, false>...};
 }
 
 }  // namespace

@@ -143,7 +143,7 @@ struct Count {
 // The sums c of a panel, of rows from `row` on, = x times a group of bfloat16 or float16, plus the bias.
 template <typename Source>
 struct Plain {
-    static constexpr bool ALONE = read_side_by_side(BFLOAT16);
+    static constexpr bool ALONE = read_in_order(BFLOAT16) && !std::is_same_v<typename Source::Element, half>;
 
     static void panel(const Rows& x, int64_t row, int64_t rows, const Packed& w, int64_t g, const Biases& bias, const Quarters& c) {
         for (int64_t i = 0; i < rows; i++)
@@ -182,7 +182,7 @@ struct Plain {
 // The same of weights in few bits. A chunk meets all rows, then the next.
 template <Kept KEPT>
 struct Levels {
-    static constexpr bool ALONE = read_side_by_side(KEPT);
+    static constexpr bool ALONE = read_in_order(KEPT);
 
     static void panel(const Rows& x, int64_t row, int64_t rows, const Packed& w, int64_t g, const Biases& bias, const Quarters& c) {
         static constexpr auto by_rows = level_rows_of<KEPT>(std::make_index_sequence<LEVELS_TALL>());
@@ -203,7 +203,7 @@ struct Levels {
     static void alone(const Rows& x, const Packed& w, const int64_t* groups, const float* bias, const Quarters* c) {
         const auto given = each_made<N>([&](auto i) { return LevelsGroup(w, groups[i], Biases(bias, w, groups[i]), c[i]); });
         LevelsChunk all(w, groups[0], 0, w.blocks, 0);
-        multiply_level_rows<KEPT, 1, N>(x.whole, all, given.data(), 0);
+        multiply_level_rows<KEPT, 1, N, true>(x.whole, all, given.data(), 0);
     }
 };
 
@@ -241,10 +241,10 @@ void multiply_alone(const Rows& x, Count rows, const Packed& w, int64_t first, i
     static constexpr auto by_groups = alone_of<Product>(std::make_index_sequence<SIDE_BY_SIDE>());
     alignas(64) float sums[SIDE_BY_SIDE][PANEL * GROUP];
     const auto c = each_made<SIDE_BY_SIDE>([&](auto i) { return Quarters(sums[i]); });
-    int64_t left = 0;
+    int64_t left = 0, most = side_by_side(w.kept);
     for (int64_t g = first; g < last; g++) left += rows.of(g) > 0;
     for (int64_t g = first, count; left; left -= count) {
-        const int64_t times = (left + SIDE_BY_SIDE - 1) / SIDE_BY_SIDE;
+        const int64_t times = (left + most - 1) / most;
         int64_t groups[SIDE_BY_SIDE], found = 0;
         for (count = (left + times - 1) / times; found < count; g++)
             if (rows.of(g)) groups[found++] = g;
@@ -260,10 +260,10 @@ void multiply_alone(const Rows& x, Count rows, const Packed& w, int64_t first, i
 }
 
 template <typename Product, typename... Rest>
-void multiply_vectors(const Rows& x, Count rows, Rest&... rest) {
-    if constexpr (SIDE_BY_SIDE > 1 && Product::ALONE)
-        if (rows.rows == 1) return multiply_alone<Product>(x, rows, rest...);
-    multiply_with_vectors<Product>(x, rows, rest...);
+void multiply_vectors(const Rows& x, Count rows, const Packed& w, Rest&... rest) {
+    if constexpr (Product::ALONE)
+        if (rows.rows == 1 && side_by_side(w.kept)) return multiply_alone<Product>(x, rows, w, rest...);
+    multiply_with_vectors<Product>(x, rows, w, rest...);
 }
 
 // With tiles: of a group all panels, whose sums stay in tiles.
@@ -304,10 +304,10 @@ void multiply_bfloat16(Rest&... rest) {
 // Of many rows, which are more than the second cache holds, half a MiB: so they are read from beyond it less often. Where groups
 // are read side by side, an item has that many, or nearly.
 inline int64_t items_of(const Packed& w, int64_t rows) {
-    const bool alone = rows == 1 && read_side_by_side(w.kept);
-    const int64_t together = alone ? SIDE_BY_SIDE : 1, bytes = (rows > 4 * PANEL ? 512 : 96) << 10;
+    const int64_t together = rows == 1 && read_in_order(w.kept) ? std::max(side_by_side(w.kept), 1) : 1;
+    const int64_t bytes = (rows > 4 * PANEL ? 512 : 96) << 10;
     const int64_t each = std::max<int64_t>(1, bytes / w.blocks_bytes() / together) * together;
-    const int64_t items = std::max<int64_t>(4, ((w.groups + each - 1) / each + (alone ? 1 : 3)) / 4 * 4);
+    const int64_t items = std::max<int64_t>(4, ((w.groups + each - 1) / each + (together > 1 ? 1 : 3)) / 4 * 4);
     return std::min(w.paired ? (w.groups + 1) / 2 : w.groups, items);
 }
 

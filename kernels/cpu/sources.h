@@ -10,15 +10,28 @@ constexpr int64_t CHUNK = 4;  // blocks of a group that meet all rows of a panel
 // Vectors ask twice for what they will read: all rows of a panel for what is FAR ahead, in the second cache, and the first of
 // them for what is NEAR in the first. (Only once, and a row of int8 takes a sixth longer. In bytes.)
 constexpr int64_t NEAR = 2048, FAR = 16384;
-// How many groups a single row reads side by side, each from its first byte to its last, without asking for anything. AMD's Zen 3
-// then fetches all of them ahead by itself, and reads 1.3 times as much as where it is asked for one. That is for formats whose
-// products take less time than reading: of 4 bits a row is not faster so.
-#if defined(__AVX2__) && !defined(WIDE_REGISTERS)
+// A single row of a format whose product takes less time than reading it may ask for nothing: the processor then fetches ahead by
+// itself. For that each group is read from its first byte to its last, in order. Which formats, and how many groups side by side
+// at most:
+#if defined(WIDE_REGISTERS)
+constexpr int SIDE_BY_SIDE = 1;
+constexpr bool read_in_order(Kept kept) { return kept != BFLOAT16; }
+#elif defined(__AVX2__)
 constexpr int SIDE_BY_SIDE = 4;
+constexpr bool read_in_order(Kept kept) { return kept == BFLOAT16 || layout_of(kept).bits == 8; }
 #else
-constexpr int SIDE_BY_SIDE = 1;  // not measured
+constexpr int SIDE_BY_SIDE = 1;
+constexpr bool read_in_order(Kept) { return false; }  // not measured
 #endif
-constexpr bool read_side_by_side(Kept kept) { return SIDE_BY_SIDE > 1 && (kept == BFLOAT16 || layout_of(kept).bits == 8); }
+// And how many on this processor. Of few bits AMD's Zen 4 (the first of AMD with AVX-512) reads most with one, Zen 3 with four.
+// Intel's with AVX-512 read more where they are asked (0).
+inline int side_by_side(Kept kept) {
+#if defined(__x86_64__)
+    static const bool one = __builtin_cpu_is("amd") && __builtin_cpu_supports("avx512f");
+    if (one && kept != BFLOAT16) return 1;
+#endif
+    return SIDE_BY_SIDE > 1 ? SIDE_BY_SIDE : 0;
+}
 
 // A group's blocks, as they are kept.
 class Blocks {
