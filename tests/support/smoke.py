@@ -1,4 +1,5 @@
-"""Starts the installed Personae with this interpreter, sends one request and stops it.
+"""Starts the installed Personae with this interpreter, sends one request and stops it. Then runs a benchmark
+and an evaluation of it, each as one command.
 
     python tests/support/smoke.py
 
@@ -17,6 +18,10 @@ QUESTION = {
     "max_tokens": 16,
     "structured_outputs": {"regex": "[A-Z][a-z ,A-Z]*"},
 }
+COMMANDS = (
+    "bench --model demo --requests 2 --prompt 8 --output 4",
+    "eval run demo --serve --model demo --task triage --mode constrained --count 1",
+)
 
 
 def main() -> None:
@@ -36,6 +41,8 @@ def main() -> None:
             server.terminate()
     if server.returncode != 0 or not text.startswith("I am the Personae demo"):
         raise SystemExit(f"it answered {text!r} and ended with exit code {server.returncode}")
+    for words in COMMANDS:
+        subprocess.run([sys.executable, "-m", "personae", *words.split()], check=True)
     print(f"Personae runs on Python {sys.version.split()[0]}")
 
 
