@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from personae.kernels import reference
+from personae.kernels import reference, reference_latent
 from personae.kernels.attention import AttentionBatch, AttentionShape
 from personae.kernels.attention_backend import AttentionBackend, AttentionPlan, ReferenceAttention
 from personae.kernels.counter_rng import uniforms
+from personae.kernels.latent_attention import LatentPlan
 from personae.kernels.masks import Scratch
 from personae.kernels.registry import OPERATORS, Implementation
 from personae.kernels.sampling import SamplingRows
@@ -34,6 +35,16 @@ class _Attention(ctypes.Structure):
         ("page_stride", c_int64),
         ("scale", c_float),
         ("window", c_int64),
+        ("int8", c_int64),
+    )
+
+
+class _LatentAttention(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("q", "cache", "out", "row", "seen", "page_table")),
+        *((name, c_int64) for name in ("tokens", "heads", "dim", "latent", "page_size", "max_pages")),
+        ("page_stride", c_int64),
+        ("scale", c_float),
         ("int8", c_int64),
     )
 
@@ -103,6 +114,7 @@ class CpuOperators:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.paged_attention = CpuAttention(library)
+        self._latent = library.personae_latent_attention
         self._append = library.personae_append_kv
         self._append_int8 = library.personae_append_kv_int8
         for append in (self._append, self._append_int8):
@@ -121,7 +133,36 @@ class CpuOperators:
 
     def by_name(self) -> dict[str, Implementation]:
         """The operators under the reference's names."""
-        return {name: Implementation(getattr(self, name), DTYPES) for name in OPERATORS}
+        names = (*OPERATORS, "latent_attention")
+        return {name: Implementation(getattr(self, name), DTYPES) for name in names}
+
+    def latent_attention(self, q: Tensor, cache: Tensor, plan: LatentPlan, scale: float) -> Tensor:
+        """See `reference_latent.latent_attention`."""
+        code = TYPES.get(q.dtype)
+        if code is None or cache.dtype not in (q.dtype, torch.int8) or not q.is_contiguous():
+            return reference_latent.latent_attention(q, cache, plan, scale)
+        row, seen = plan.by_token
+        table = plan.batch.page_table
+        out = torch.empty(*q.shape[:2], plan.latent, dtype=q.dtype)
+        call = _LatentAttention(
+            q=q.data_ptr(),
+            cache=cache.data_ptr(),
+            out=out.data_ptr(),
+            row=row.data_ptr(),
+            seen=seen.data_ptr(),
+            page_table=table.data_ptr(),
+            tokens=len(q),
+            heads=q.shape[1],
+            dim=q.shape[2],
+            latent=plan.latent,
+            page_size=cache.shape[2],
+            max_pages=table.shape[1],
+            page_stride=cache.stride(0),
+            scale=scale,
+            int8=cache.dtype is torch.int8,
+        )
+        self._latent(code, ctypes.byref(call))
+        return out
 
     def append_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:
         """See `reference.append_kv`."""

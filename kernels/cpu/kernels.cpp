@@ -4,6 +4,7 @@
 // Every sum runs in an order that depends on the row alone (16 keys at a time, from the first on), never on its
 // neighbours in the batch or on the number of threads: a row's result is the same bits alone or in company.
 #include "attention.h"
+#include "latent.h"
 #include "pointwise.h"
 #include "sampling.h"
 #include "sgmv.h"
@@ -18,6 +19,10 @@ extern "C" {
 
 void personae_paged_attention(int type, const Attention* a) {
     DISPATCH(paged_attention<float>(*a), paged_attention<bf16>(*a))
+}
+
+void personae_latent_attention(int type, const LatentAttention* a) {
+    DISPATCH(latent_attention<float>(*a), latent_attention<bf16>(*a))
 }
 
 void personae_append_kv(int type, const void* k, const void* v, void* kc, void* vc, const int64_t* index,
