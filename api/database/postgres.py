@@ -41,6 +41,7 @@ TRUST_SECONDS = 300.0
 server that still reaches the database, works here for so long."""
 _RETRY_SECONDS = 1.0
 _LOADS = 5
+_ATTEMPTS = 5
 _GAP_SECONDS = 1800.0  # who did not look for so long copies everything: changes are kept for an hour
 _TRIM_SECONDS = 600.0
 _TRIM = "delete from changes where at < now() - interval '1 hour' and seq < (select max(seq) from changes)"
@@ -118,6 +119,20 @@ class PostgresDatabase:
         self._mirror.close()
 
     def _make_tables(self, raw: "psycopg.Connection[PostgresRow]") -> None:
+        """Make what is missing.
+
+        A table of an earlier version is changed while other servers may read several of them, and then one of
+        both has to begin again.
+        """
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                self._make_tables_once(raw)
+                return
+            except psycopg.errors.DeadlockDetected:
+                if not left:
+                    raise
+
+    def _make_tables_once(self, raw: "psycopg.Connection[PostgresRow]") -> None:
         with raw.transaction():
             raw.execute(f"select pg_advisory_xact_lock({_LOCK})")
             raw.execute(schema.postgres(_LOCK).encode())

@@ -75,16 +75,46 @@ def test_servers_that_start_at_once_share_one_secret(opened: Open) -> None:
         assert len({data.secret for data in threads.map(opened, "abcd")}) == 1
 
 
-def test_a_database_of_an_earlier_version_gets_the_columns_that_it_lacks(opened: Open, url: str) -> None:
-    opened("one")
+def of_an_earlier_version(opened: Open, url: str) -> None:
+    """Leaves a database that lacks the columns that came later."""
     import psycopg
 
-    with psycopg.connect(url) as db:
+    opened("one").close()
+    with psycopg.connect(url, autocommit=True) as db:
         for table, column, _ in LATER_COLUMNS:
             db.execute(f"alter table {table} drop column {column}")
-    with opened("two").read() as again:
+
+
+def has_later_columns(data: DataDir) -> bool:
+    with data.read() as again:
         for table, column, _ in LATER_COLUMNS:
             again.execute(f"select {column} from {table} limit 1").fetchall()
+    return True
+
+
+def test_a_database_of_an_earlier_version_gets_the_columns_that_it_lacks(opened: Open, url: str) -> None:
+    of_an_earlier_version(opened, url)
+    assert has_later_columns(opened("two"))
+
+
+def test_it_gets_them_while_another_server_reads_its_tables_in_another_order(opened: Open, url: str) -> None:
+    import psycopg
+
+    of_an_earlier_version(opened, url)
+    first, last = LATER_COLUMNS[0][0], LATER_COLUMNS[-1][0]
+    with (
+        psycopg.connect(url) as reader,
+        psycopg.connect(url, autocommit=True) as watcher,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        reader.execute("set deadlock_timeout = '30s'")  # so that it is not the reader that begins again
+        reader.execute(f"select from {last}")
+        waiting = threads.submit(opened, "two")
+        blocked = f"select from pg_locks where not granted and relation = '{last}'::regclass"
+        until(lambda: watcher.execute(blocked).fetchone() is not None)
+        reader.execute(f"select from {first}")  # waits for the other, which waits for the reader
+        reader.commit()
+        assert has_later_columns(waiting.result())
 
 
 def test_changes_at_the_same_time_are_not_lost(pair: tuple[TenantStore, TenantStore]) -> None:
