@@ -55,8 +55,8 @@ class ReasoningFormat:
         `text` for any other channel, and for calls."""
         assert self.header is not None
         begin, end = self.header
-        name = words.partition(" ")[0]
-        known = {self.open, self.aside} if " to=" not in words else set()
+        name, *others = words.split() or [""]
+        known = set() if any(word.startswith("to=") for word in others) else {self.open, self.aside}
         opener = f"{begin}{name}{end}"
         return opener if opener in known else self.text
 

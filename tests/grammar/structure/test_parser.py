@@ -175,6 +175,8 @@ def test_words_of_any_header_of_harmony_are_no_text(answer, reasoning, content, 
     [
         "<|channel|>commentary to=functions.f <|constrain|>json<|message|>",
         "<|channel|>commentary to=functions.f json<|message|>",
+        "<|channel|>commentary \tto=functions.f json<|message|>",
+        "<|channel|>commentary\nto=functions.f <|constrain|>json<|message|>",
         " to=functions.f<|channel|>commentary json<|message|>",
     ],
 )
