@@ -21,8 +21,8 @@ settings.load_profile("repeatable")
 # The models here are tiny: a second thread costs more than it brings, far more when the cores are shared.
 torch.set_num_threads(1)
 
-# Files whose tests wait for processes, browsers and restarts. They begin early, among those that compute: at
-# the end they would leave the cores idle.
+# Files whose tests mostly wait: for processes, browsers and restarts. They begin early and run beside files
+# that compute. At the end of the run, nothing else would use the cores.
 WAITING = (
     "api/test_killed_frontend.py",
     "actors/test_in_process_on_a_gpu.py",
@@ -80,7 +80,7 @@ TESTS = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow files and those that wait in turn, then those with the most tests."""
+    """Sorts the tests: a slow file and a waiting file alternate; the others follow, the largest first."""
     tests = Counter(item.path for item in items)
     in_turn = chain.from_iterable(zip_longest(SLOW, WAITING))
     turn = {TESTS / name: place for place, name in enumerate(filter(None, in_turn))}

@@ -145,7 +145,7 @@ class ReplicaSet:
 
     @property
     def long_prompts(self) -> LongPrompts:
-        """What long prompts have cost, and those that wait."""
+        """How many long prompts were placed, their seconds, and the seconds of those that wait now."""
         return self._dispatcher.long_prompts
 
     def missed(self, now: float) -> float:
