@@ -30,7 +30,7 @@ _NAMED = (
 )
 
 
-class AdapterFiles:
+class RegisteredFiles:
     """The folder of adapters of a data directory, and its object store if it has one."""
 
     def __init__(self, data: DataDir) -> None:

@@ -18,7 +18,7 @@ from anyio import Lock, to_thread
 from personae.api.adapters.aliases import Aliases
 from personae.api.adapters.checker import AdapterChecker, ThreadChecker
 from personae.api.adapters.defaults import RequestDefaults, encode_defaults
-from personae.api.adapters.files import AdapterFiles
+from personae.api.adapters.files import RegisteredFiles
 from personae.api.adapters.records import (
     AdapterRecord,
     AdapterRecords,
@@ -96,7 +96,7 @@ class Registry(AdapterRecords):
         self._requested: dict[tuple[str, str], tuple[Lock, int]] = {}
         self._checker = ThreadChecker() if checker is None else checker
         self._learn("", bounds)
-        self.files = AdapterFiles(data)
+        self.files = RegisteredFiles(data)
 
     def add_base(self, base: str, reserved: Iterable[str], bounds: AdapterBounds) -> None:
         """Take adapters for one more base, which has these names. Raises LoadError if the directory's

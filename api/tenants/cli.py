@@ -62,7 +62,7 @@ def _revoking(what: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RecordsOptions:
     """Where the records are. A data directory or a database is opened; without them a server is asked."""
 
     url: Annotated[str | None, OptionInfo("Where the server runs.", unset=URL)] = None
@@ -212,14 +212,14 @@ class LimitOptions:
 @expand_options
 def create_tenant(
     name: Annotated[str, typer.Argument(help="Lower-case letters, digits, - and _.")],
-    place: Place,
+    where: RecordsOptions,
     options: LimitOptions,
 ) -> None:
     """Add a tenant. Limits without a default are off unless given. Defaults do not apply to admins' keys."""
-    new = place.data_dir is not None and not place.data_dir.exists()
-    with place.opened(new=True) as (tenants, _):
+    new = where.data_dir is not None and not where.data_dir.exists()
+    with where.opened(new=True) as (tenants, _):
         tenants.create_tenant(name, options.limits())
-    typer.echo(f"tenant {name} created" + (f", and the data directory {place.data_dir}" if new else ""))
+    typer.echo(f"tenant {name} created" + (f", and the data directory {where.data_dir}" if new else ""))
 
 
 @tenants_app.command("limit")
@@ -227,11 +227,11 @@ def create_tenant(
 @expand_options
 def limit_tenant(
     name: str,
-    place: Place,
+    where: RecordsOptions,
     options: LimitOptions,
 ) -> None:
     """Change limits of a tenant, also while a server runs. Limits that are not given stay as they are."""
-    with place.opened() as (tenants, _):
+    with where.opened() as (tenants, _):
         tenants.change_limits(name, options.limits())
     typer.echo(f"limits of tenant {name} changed")
 
@@ -239,11 +239,11 @@ def limit_tenant(
 @tenants_app.command("list")
 @reporting
 @expand_options
-def list_tenants(place: Place, json: JsonOption = False) -> None:
+def list_tenants(where: RecordsOptions, json: JsonOption = False) -> None:
     """Show all tenants and their limits."""
     import msgspec
 
-    with place.opened() as (store, _):
+    with where.opened() as (store, _):
         tenants = store.list_tenants()
     if json:
         show_json(tenants)
@@ -261,7 +261,7 @@ def list_tenants(place: Place, json: JsonOption = False) -> None:
 @expand_options
 def import_tenants(
     file: Annotated[Path, typer.Argument(help='Lines of JSON: {"name": …, "limits": {…}}.')],
-    place: Place,
+    where: RecordsOptions,
     keys: Annotated[bool, typer.Option("--keys", help="Make a key for each, too, and print them.")] = False,
 ) -> None:
     """Add all tenants of a file, or none. With --keys the output is lines of JSON with name and key."""
@@ -275,7 +275,7 @@ def import_tenants(
         raise RequestError(f"{file}: {error.strerror}.") from None
     except msgspec.MsgspecError as error:
         raise RequestError(f"{file}: {error}.") from None
-    with place.records() as tenants:
+    with where.records() as tenants:
         made = tenants.create_many(
             [(each.name, TenantLimits(**each.limits.named())) for each in found], keys=keys
         )
@@ -287,10 +287,10 @@ def import_tenants(
 @tenants_app.command("free")
 @reporting
 @expand_options
-def free_tenant(name: str, place: Place) -> None:
+def free_tenant(name: str, where: RecordsOptions) -> None:
     """Remove a revoked tenant with all its data, so that its name can be used again. Its usage is kept as
     NAME~TIME."""
-    with place.opened() as (tenants, _):
+    with where.opened() as (tenants, _):
         tenants.free_tenant(name)
     typer.echo(f"tenant {name} freed")
 
@@ -298,9 +298,9 @@ def free_tenant(name: str, place: Place) -> None:
 @tenants_app.command("revoke")
 @reporting
 @expand_options
-def revoke_tenant(name: str, place: Place) -> None:
+def revoke_tenant(name: str, where: RecordsOptions) -> None:
     """Revoke all keys of a tenant permanently. Its name stays taken until it is freed."""
-    with _revoking(f"Tenant {name}"), place.opened() as (tenants, _):
+    with _revoking(f"Tenant {name}"), where.opened() as (tenants, _):
         tenants.revoke_tenant(name)
     typer.echo(f"tenant {name} revoked")
 
@@ -310,7 +310,7 @@ def revoke_tenant(name: str, place: Place) -> None:
 @expand_options
 def create_key(
     tenant: str,
-    place: Place,
+    where: RecordsOptions,
     admin: Annotated[
         bool, typer.Option("--admin", help="An admin's key, for what concerns all tenants.")
     ] = False,
@@ -318,7 +318,7 @@ def create_key(
     expires: ExpiresOption = None,
 ) -> None:
     """Make a key for a tenant and print it. It cannot be shown again."""
-    with place.opened() as (tenants, _):
+    with where.opened() as (tenants, _):
         typer.echo(tenants.create_key(tenant, "admin" if admin else "tenant", label=label, expires=expires))
 
 
@@ -326,12 +326,12 @@ def create_key(
 @reporting
 @expand_options
 def list_keys(
-    place: Place,
+    where: RecordsOptions,
     tenant: Annotated[str | None, typer.Option(help="Those of one tenant.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Show all keys, without their secrets."""
-    with place.opened() as (tenants, _):
+    with where.opened() as (tenants, _):
         keys = tenants.list_keys(tenant)
     if json:
         show_json(keys)
@@ -354,13 +354,13 @@ def list_keys(
 @expand_options
 def change_key(
     id: str,
-    place: Place,
+    where: RecordsOptions,
     label: Annotated[str | None, typer.Option(help="What the key is for.")] = None,
     expires: ExpiresOption = None,
 ) -> None:
     """Change a key's label or expiry, also while a server runs. What is not given stays as it is."""
     given = {"label": label, "expires": expires}
-    with place.opened() as (tenants, _):
+    with where.opened() as (tenants, _):
         tenants.change_key(id, {name: value for name, value in given.items() if value is not None})
     typer.echo("key changed")
 
@@ -370,13 +370,13 @@ def change_key(
 @expand_options
 def rotate_key(
     id: str,
-    place: Place,
+    where: RecordsOptions,
     overlap: Annotated[
         int, typer.Option(help="Seconds for which the old key stays valid.", min=0, max=30 * 86400)
     ] = 0,
 ) -> None:
     """Replace a key by a new one like it, and print the new one."""
-    with place.opened() as (tenants, _):
+    with where.opened() as (tenants, _):
         typer.echo(tenants.rotate_key(id, overlap))
 
 
@@ -384,10 +384,10 @@ def rotate_key(
 @reporting
 @expand_options
 def revoke_key(
-    id: Annotated[str, typer.Argument(help="The key's id, as `keys list` shows it.")], place: Place
+    id: Annotated[str, typer.Argument(help="The key's id, as `keys list` shows it.")], where: RecordsOptions
 ) -> None:
     """Revoke a key. This also works on a full disk."""
-    with _revoking("The key"), place.opened() as (tenants, _):
+    with _revoking("The key"), where.opened() as (tenants, _):
         tenants.revoke_key(id)
     typer.echo("key revoked")
 
@@ -399,7 +399,7 @@ usage_app = typer.Typer()
 @reporting
 @expand_options
 def show_usage(
-    place: Place,
+    where: RecordsOptions,
     by: Annotated[str, typer.Option(help="Some of hour, tenant, key, adapter.")] = "tenant,adapter",
     tenant: Annotated[str | None, typer.Option(help="Of one tenant.")] = None,
     begin: Annotated[
@@ -415,7 +415,7 @@ def show_usage(
     from personae.api.tenants.usage import NUMBERS, as_csv, columns_of
 
     columns = columns_of(by)
-    with place.opened() as (_, usage):
+    with where.opened() as (_, usage):
         rows, more = usage.rows(columns, tenant=tenant, begin=begin, end=end)
     if json:
         show_json(rows)
