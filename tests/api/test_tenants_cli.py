@@ -266,7 +266,7 @@ def test_a_server_and_its_records_are_not_named_together(tmp_path: Path) -> None
     assert (both.exit_code, "give one of them" in both.stderr) == (2, True)
     (tmp_path / "tenants.jsonl").write_text('{"name": "ann"}')
     imported = call(f"tenants import {tmp_path / 'tenants.jsonl'}")
-    assert (imported.exit_code, "give its --data-dir or --database-url" in imported.stderr) == (2, True)
+    assert (imported.exit_code, "give --data-dir or --database-url" in imported.stderr) == (2, True)
 
 
 def test_an_admin_lists_and_removes_any_tenants_adapters(
