@@ -98,7 +98,7 @@ def find_model(exchange: Exchange, name: str, param: str = "model", key: str | N
 def _card(exchange: Exchange, name: str, param: str) -> ModelCard:
     card, registry = exchange.client.models(exchange.caller.tenant).get(name), exchange.services.registry
     if card is None and (record := _uploaded(exchange, name)) is not None and registry is not None:
-        exchange.caller.until_done.enter_context(registry.hold(record.sha256))
+        exchange.caller.until_done.enter_context(registry.files.hold(record.sha256))
         card = record.card(name)
     if card is None:
         meant = _meant(exchange, name)

@@ -14,10 +14,9 @@ import typer
 
 from personae import __version__
 from personae.actors.spawn import ahead, end_ahead
-from personae.api.adapters.cli import KeyOption
 from personae.api.adapters.cli import app as adapters_app
 from personae.api.bundled import check_model
-from personae.api.commands.command_line import ConfigOption, OptionsCommand, expand_options
+from personae.api.commands.command_line import ConfigOption, KeyOption, OptionsCommand, expand_options
 from personae.api.commands.group import CommandGroup
 from personae.api.database.cli import database_app
 from personae.api.http.address import bind

@@ -354,9 +354,9 @@ class Job:
     async def _bring_adapter(self) -> None:
         """Have the adapter's files here, or those of a mix. Raises StorageFailed."""
         registry, adapter = self.exchange.services.registry, self.logs[0].adapter
-        if registry is not None and adapter is not None and registry.travels:
+        if registry is not None and adapter is not None and registry.files.travel:
             for digest, _ in parts_of(adapter) or [(adapter, 1.0)]:
-                await registry.bring(digest)
+                await registry.files.bring(digest)
 
     async def _follow(
         self, clocks: Mapping[str, SequenceClock], sink: Sink, admitted: Callable[[], None]

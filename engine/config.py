@@ -1,26 +1,14 @@
-"""Reads a model folder's `config.json`, strictly.
-
-`ModelConfig` holds exactly what the decoder needs, in one form for all families and file versions. If a field
-would change the model's arithmetic and is not understood, loading fails with its name. So a model that loads
-is computed as its makers intended.
-
-The fields are those of Hugging Face transformers, versions 4 (`rope_theta`, `rope_scaling`, `torch_dtype`)
-and 5 (`rope_parameters`, `dtype`).
-"""
+"""What the decoder needs to know of a model, in one form for all families."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Literal
 
-from personae.engine.fields import Fields, read_fields
 from personae.engine.layers.attention import AttentionSpec
 from personae.engine.layers.block import KVSpec, LayerSpec
 from personae.engine.layers.dense_and_experts import experts_of, with_expert_groups
 from personae.engine.layers.parallel import ParallelSpec
-from personae.engine.models import FAMILIES, MODEL_TYPES, family
-from personae.engine.models.config_keys import check_unread
 from personae.engine.parallel.expert_placement import NO_GROUPS, ExpertGroups
 from personae.errors import LoadError
 from personae.lora.shards import Shard
@@ -174,34 +162,3 @@ def _numbered_from(first: int, layer: LayerSpec) -> LayerSpec:
     if not isinstance(attention, AttentionSpec) or attention.reads is None:
         return layer
     return replace(layer, attention=replace(attention, reads=attention.reads - first))
-
-
-def read_config(folder: Path) -> ModelConfig:
-    """Reads `config.json` of a Hugging Face model folder.
-
-    Raises:
-        ModelLoadError: a file or field is missing, malformed or not supported. The error names the field.
-    """
-    fields = read_fields(folder / "config.json")
-    name = _architecture(fields)
-    translate = family(name)
-    if translate is None:
-        raise fields.error(
-            "architectures", f"{name!r} is not supported; supported are: {', '.join(FAMILIES)}"
-        )
-    config = translate(name, fields)
-    check_unread(fields, name)
-    return config
-
-
-def _architecture(fields: Fields) -> str:
-    """The architecture that the file names, or else the one of its `model_type`."""
-    names, kind = fields.raw("architectures"), fields.raw("model_type")
-    if names is None and kind is not None:
-        if not isinstance(kind, str) or kind not in MODEL_TYPES:
-            known = ", ".join(MODEL_TYPES)
-            raise fields.error("model_type", f"{kind!r} is not supported without architectures, only {known}")
-        return MODEL_TYPES[kind]
-    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise fields.error("architectures", f"expected a list of one name, found {names!r}")
-    return names[0]

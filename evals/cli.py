@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from personae.api.adapters.cli import KeyOption
-from personae.api.tenants.cli import reporting
+from personae.api.commands.command_line import KeyOption, reporting
 from personae.errors import RequestError
 from personae.evals.options import AdaptersOption
 

@@ -18,7 +18,8 @@ from urllib.parse import quote
 from peft import PeftModel
 from transformers import TrainerCallback
 
-from personae.api.adapters.push import FILES, URL, checked, server, upload
+from personae.api.adapters.push import FILES, upload
+from personae.api.commands.remote import URL, checked, server
 from personae.errors import RequestError
 
 logger = logging.getLogger(__name__)

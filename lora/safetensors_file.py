@@ -26,6 +26,7 @@ MAX_NAME = 256  # characters of a tensor's name
 MAX_DIMS = 8
 MAX_COUNT = 2**48  # of a size or an offset
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_READ = {**DTYPES, "F8_E4M3": torch.float8_e4m3fn}  # the last only on disk: bfloat16 has all of its values
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +67,16 @@ class SafetensorsFile:
         self._file.close()
 
     def read(self, name: str) -> Tensor:
-        """The tensor of that name, which must not be empty, in the file's dtype, on the CPU."""
+        """The tensor of that name, which must not be empty, on the CPU. Its dtype is the file's, or bfloat16
+        for float8."""
         self._rest()
         entry = self.entries[name]
         data = bytearray(entry.end - entry.begin)
         self._file.seek(self.data_start + entry.begin)
         if self._file.readinto(data) != len(data):
             raise AdapterError(f"{self.name}: {name!r} is cut short", param=name)
-        return torch.frombuffer(data, dtype=entry.dtype).reshape(entry.shape)
+        tensor = torch.frombuffer(data, dtype=entry.dtype).reshape(entry.shape)
+        return tensor.bfloat16() if entry.dtype == torch.float8_e4m3fn else tensor
 
     def read_checked(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """As `read`. Raises AdapterError if the shape differs or a value is not finite."""
@@ -127,9 +130,9 @@ class SafetensorsFile:
                 f"{self.name}: {name!r} must be described by dtype, shape and data_offsets", param=name
             )
         dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
-        if not isinstance(dtype, str) or dtype not in DTYPES:
+        if not isinstance(dtype, str) or dtype not in _READ:
             raise AdapterError(
-                f"{self.name}: {name!r} has dtype {dtype!r:.40}; supported are {', '.join(DTYPES)}",
+                f"{self.name}: {name!r} has dtype {dtype!r:.40}; supported are {', '.join(_READ)}",
                 param=name,
             )
         if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
@@ -138,14 +141,14 @@ class SafetensorsFile:
                 f"these must be lists of at most {MAX_DIMS} and of two integers from 0 to 2^48",
                 param=name,
             )
-        need = math.prod(shape) * DTYPES[dtype].itemsize
+        need = math.prod(shape) * _READ[dtype].itemsize
         if offsets[1] - offsets[0] != need:
             raise AdapterError(
                 f"{self.name}: {name!r} is {dtype} {shape}, which is {need} bytes, "
                 f"but its data_offsets are {offsets}",
                 param=name,
             )
-        return TensorEntry(DTYPES[dtype], tuple(shape), offsets[0], offsets[1])
+        return TensorEntry(_READ[dtype], tuple(shape), offsets[0], offsets[1])
 
 
 def _are_counts(values: Any) -> bool:

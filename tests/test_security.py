@@ -42,6 +42,7 @@ MAY_ASK = {  # commands, not the server, and the process that fetches adapters f
     "api/commands/conversation.py",
     "api/commands/served_models.py",
     "api/sse.py",
+    "api/tenants/remote.py",
 }
 WILDCARDS = {"0.0.0.0", "::", "[::]", "*"}
 LISTENS = {"create_server", "create_tcp_listener", "start_server", "open_tcp_listeners"}

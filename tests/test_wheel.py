@@ -18,7 +18,7 @@ from lock import closure
 from patience import PATIENCE
 from programs import ROOT, Program
 
-from personae.kernels.cpu.build import find_compiler
+from personae.kernels.cpu.compiler import find_compiler
 from personae.kernels.cpu.prebuilt import VARIANTS, features_here, fitting, make
 
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"

@@ -2,18 +2,34 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from personae.actors.simulation.loop import SimulationLoop
+from personae.actors.simulation.machine import SimulatedDevice
+from personae.actors.simulation.process import SimulatedProcess
 from personae.actors.simulation.tier import STALL_SECONDS, SimulatedStaging
 from personae.actors.simulation.trouble import Costs, Wrong
 from personae.engine.plan import PageKey, PageOwner
+from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.tiers.tier import PageFetch, Tier, TierCounts
 
-if TYPE_CHECKING:
-    from personae.actors.simulation.run import SimulatedEngine
-
 LONGEST_HOLD = 5.0  # seconds that an engine keeps pages for another
+
+
+class PeerEngine(Protocol):
+    """An engine whose pages others fetch: its current process, device and scheduler."""
+
+    @property
+    def process(self) -> SimulatedProcess | None:
+        """None before its first start."""
+
+    @property
+    def device(self) -> SimulatedDevice | None:
+        """None before its first start."""
+
+    @property
+    def scheduler(self) -> Scheduler | None:
+        """None before its first start."""
 
 
 class SimulatedPeers(SimulatedStaging):
@@ -23,7 +39,7 @@ class SimulatedPeers(SimulatedStaging):
 
     def __init__(
         self,
-        engines: "Sequence[SimulatedEngine]",
+        engines: Sequence[PeerEngine],
         below: Tier | None,
         fails: float,
         costs: Costs,

@@ -8,9 +8,10 @@ from urllib.parse import quote
 import msgspec
 import typer
 
-from personae.api.adapters.push import URL, checked, server, upload
+from personae.api.adapters.push import upload
+from personae.api.commands.command_line import JsonOption, KeyOption, UrlOption, reporting
+from personae.api.commands.remote import URL, checked, server
 from personae.api.commands.table import show, show_json
-from personae.api.tenants.cli import JsonOption, reporting
 from personae.errors import RequestError
 from personae.kernels.sizes import size_text
 
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="The adapters of a running server.", no_args_is_help=True)
 
-UrlOption = Annotated[str, typer.Option("--url", help="Where the server runs.")]
-KeyOption = Annotated[
-    str | None, typer.Option("--key", envvar="PERSONAE_API_KEY", help="Better given as PERSONAE_API_KEY.")
-]
 _AT_ONCE = 3  # the server takes four uploads of a tenant at a time
 
 

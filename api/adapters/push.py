@@ -1,44 +1,18 @@
 """Sends adapters to a running server, for the command line and for trainers."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from personae.api.commands.remote import refusal, server_root, unreachable
+from personae.api.commands.remote import checked, unreachable
 from personae.errors import RequestError
 
 if TYPE_CHECKING:
     import httpx
 
-URL = "http://127.0.0.1:8000"
-"""Where a server runs, if nobody says."""
-
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 _PICKLE = "adapter_model.bin"
-
-
-@contextmanager
-def server(url: str, key: str | None, tenant: str | None = None) -> Iterator["httpx.Client"]:
-    """A client of the server at `url`, for this tenant if it is not the key's. Raises RequestError if no
-    answer comes."""
-    import httpx
-
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    params = {} if tenant is None else {"tenant": tenant}
-    times = httpx.Timeout(10.0, read=None)
-    try:
-        with httpx.Client(base_url=server_root(url), headers=headers, params=params, timeout=times) as client:
-            yield client
-    except httpx.HTTPError as error:
-        raise RequestError(unreachable(url, error)) from None
-
-
-def checked(response: "httpx.Response") -> "httpx.Response":
-    """The response, unless it is an error: then RequestError with the server's reason."""
-    if response.is_error:
-        raise RequestError(refusal(response))
-    return response
 
 
 def upload(client: "httpx.Client", folder: Path, fields: Mapping[str, str]) -> dict[str, Any]:

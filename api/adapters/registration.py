@@ -49,7 +49,7 @@ async def register_source(
     registry.check_name(who, name, body.replace)
     registry.check_room(who, 0)
     try:
-        with registry.stage(who.tenant) as folder:
+        with registry.files.stage(who.tenant) as folder:
             job = FetchJob(source, prefix, str(folder), settings.max_upload_bytes, settings.upload_seconds)
             exact = await fetch(job)
             base = await base_of(exchange, body.base_model, folder)

@@ -1,23 +1,13 @@
-"""What changes the adapters that are registered, and their files.
-
-An adapter's files are in a folder named after its digest, so replacing an adapter touches nothing that
-another request, tenant or version uses. A folder stays as long as a row names it or a request holds it. A
-folder that a crash left without either is deleted at the next start.
+"""What changes the adapters that are registered.
 
 Everything here belongs to the event loop, except what it passes to threads itself.
 """
 
-import os
 import secrets
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
     asynccontextmanager,
-    contextmanager,
-    suppress,
 )
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +18,7 @@ from anyio import Lock, to_thread
 from personae.api.adapters.aliases import Aliases
 from personae.api.adapters.checker import AdapterChecker, ThreadChecker
 from personae.api.adapters.defaults import RequestDefaults, encode_defaults
+from personae.api.adapters.files import RegisteredFiles
 from personae.api.adapters.records import (
     AdapterRecord,
     AdapterRecords,
@@ -37,7 +28,6 @@ from personae.api.adapters.records import (
     ranks_of,
 )
 from personae.api.database.base import Connection, TableRow
-from personae.api.http.upload import Staging, sync_folder
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
 from personae.errors import (
@@ -45,14 +35,10 @@ from personae.errors import (
     Conflict,
     LoadError,
     QuotaExceeded,
-    StorageFailed,
 )
 from personae.kernels.sizes import size_text
 from personae.lora.bounds import AdapterBounds
-from personae.lora.disk import bytes_in
-from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE
 
-STAGING = "staging"
 _KEY = ("tenant", "name")
 _COLUMNS = (
     *_KEY,
@@ -75,10 +61,6 @@ _PUT = f"insert into adapters {_VALUES} on conflict (tenant, name) do update set
     f"{name} = excluded.{name}" for name in _COLUMNS if name not in _KEY
 )
 _KEEP = f"insert into adapter_versions {_VALUES}"
-_NAMED = (
-    "select 1 from adapters where digest = ? union all "
-    "select 1 from adapter_versions where digest = ? limit 1"
-)
 _SET = (
     "insert into adapter_settings (tenant, name, id, newest, pinned, keep_loaded) values (?, ?, ?, ?, ?, ?) "
     "on conflict (tenant, name) do update set newest = excluded.newest, pinned = excluded.pinned, "
@@ -109,19 +91,12 @@ class Registry(AdapterRecords):
         super().__init__(data, base)
         self._reserved = set(reserved)
         self._kept_versions = kept_versions
-        self._held: Counter[str] = Counter()
         self.aliases = Aliases(data)
         self._lock = Lock()
         self._requested: dict[tuple[str, str], tuple[Lock, int]] = {}
-        self._bringing = Lock()  # one adapter is brought at a time
-        self.travels = data.shared  # whether the files of an adapter may be elsewhere
         self._checker = ThreadChecker() if checker is None else checker
         self._learn("", bounds)
-        self._staging = Staging(data.adapters / STAGING)
-        for folder in data.adapters.iterdir():
-            if folder.name != STAGING:
-                self._collect(folder.name)
-        self._recount()
+        self.files = RegisteredFiles(data)
 
     def add_base(self, base: str, reserved: Iterable[str], bounds: AdapterBounds) -> None:
         """Take adapters for one more base, which has these names. Raises LoadError if the directory's
@@ -142,55 +117,7 @@ class Registry(AdapterRecords):
     def close(self) -> None:
         """Wait until all deletions are done."""
         self._checker.close()
-        self._staging.close()
-
-    async def bring(self, digest: str) -> None:
-        """Have an adapter's files in this server's folder: from the object store, if they are not there.
-        Raises StorageFailed if nobody has them, or they are damaged."""
-        folder = self._data.adapters / digest
-        if folder.is_dir() or not self._data.rows(_NAMED, (digest, digest)):
-            return  # or one that the server began with
-        if self._data.objects is None:
-            raise StorageFailed("The adapter's files are at another server, and there is no --object-store.")
-        async with self._bringing:
-            if not folder.is_dir():
-                with self.hold(digest):
-                    await to_thread.run_sync(self._data.objects.get, object_name(digest), folder)
-                    await to_thread.run_sync(self._make_room)
-
-    def _make_room(self) -> None:
-        """Remove the files that were brought longest ago until the rest fits. The object store has them."""
-        found = [
-            (each.stat().st_mtime, each) for each in self._data.adapters.iterdir() if each.name != STAGING
-        ]
-        sizes = {folder: bytes_in(folder) for _, folder in found}
-        total = sum(sizes.values())
-        for _, folder in sorted(found):
-            if total <= self._data.cache_bytes:
-                break
-            if folder.name not in self._held:
-                self._staging.discard(folder)
-                total -= sizes[folder]
-
-    @contextmanager
-    def hold(self, digest: str) -> Iterator[None]:
-        """Keep an adapter's files while the block runs, whatever happens to its name."""
-        self._held[digest] += 1
-        try:
-            yield
-        finally:
-            self._held[digest] -= 1
-            if not self._held[digest]:
-                del self._held[digest]
-                self._collect(digest)
-
-    def stage(self, tenant: str) -> AbstractContextManager[Path]:
-        """A folder for an upload; see `Staging.folder`."""
-        return self._staging.folder(tenant)
-
-    def stage_in_turn(self, tenant: str) -> AbstractAsyncContextManager[Path]:
-        """A folder for an adapter that is on the server already; see `Staging.folder_in_turn`."""
-        return self._staging.folder_in_turn(tenant)
+        self.files.close()
 
     @asynccontextmanager
     async def one_at_a_time(self, tenant: str, name: str) -> AsyncIterator[None]:
@@ -287,10 +214,10 @@ class Registry(AdapterRecords):
             )
             if serves and known.keep_loaded:
                 self._check_kept_loaded(key, (who.tenant, name), read.ranks)
-            with self.hold(digest):
+            with self.files.hold(digest):
                 await to_thread.run_sync(self._commit, folder, digest, change)
             for each in dropped:
-                self._collect(each["digest"])
+                self.files.collect(each["digest"])
         found = self.find(who.tenant, f"{name}@{newest}")
         assert found is not None, "it was just registered"
         return found
@@ -437,18 +364,11 @@ class Registry(AdapterRecords):
             self._check_aliases(tenant, gone)
             await to_thread.run_sync(self._delete, rows, (tenant, name) if whole else None)
             for row in rows:
-                self._collect(row["digest"])
+                self.files.collect(row["digest"])
 
     def _commit(self, folder: Path, digest: str, change: "_Change") -> None:
         """Move the files first, then change the rows: after a crash in between, no row names them."""
-        target = self._data.adapters / digest
-        if not target.exists():
-            os.rename(folder, target)
-            sync_folder(self._data.adapters)
-        objects, name = self._data.objects, object_name(digest)
-        files = {each: target / each for each in (CONFIG_FILE, TENSORS_FILE)}
-        if objects is not None:
-            objects.put(name, files)
+        self.files.put(folder, digest)
         with self._data.write() as db:
             if change.kept is not None:
                 db.execute(_KEEP, tuple(change.kept[column] for column in _COLUMNS))
@@ -457,23 +377,8 @@ class Registry(AdapterRecords):
             db.execute(_PUT if change.serves else _KEEP, change.row)
             db.execute(_SET, change.settings)
             for each in change.dropped:
-                self._drop_object(db, each["digest"])
-            if objects is not None and not objects.has(name):
-                objects.put(name, files)  # another server removed the last adapter of this digest meanwhile
-
-    def _recount(self) -> None:
-        """Count again what adapters take. An earlier version counted the uploaded files, and another
-        `--dtype` has another converted file. A shared database has adapters that are not here."""
-        if self._data.shared:
-            return
-        rows = self._data.rows(
-            "select digest, bytes from adapters union select digest, bytes from adapter_versions"
-        )
-        sizes = {digest: bytes_in(self._data.adapters / digest) for digest, _ in rows}
-        if changed := {(sizes[digest], digest) for digest, known in rows if sizes[digest] != known}:
-            with suppress(StorageFailed), self._data.write() as db:
-                for table in ("adapters", "adapter_versions"):
-                    db.executemany(f"update {table} set bytes = ? where digest = ?", changed)  # noqa: S608  our own words
+                self.files.drop(db, each["digest"])
+            self.files.put_again(digest)
 
     def _delete(self, rows: Sequence[TableRow], name: tuple[str, str] | None) -> None:
         """Delete versions, and with the last of them what belongs to their tenant's name."""
@@ -486,22 +391,9 @@ class Registry(AdapterRecords):
             if name is not None:
                 db.execute("delete from adapter_settings where tenant = ? and name = ?", name)
             for digest in digests:
-                self._drop_object(db, digest)
+                self.files.drop(db, digest)
 
         self._data.urgently(change)
-
-    def _drop_object(self, db: Connection, digest: str) -> None:
-        """Remove an adapter's files from the object store if nothing names them."""
-        objects = self._data.objects
-        if objects is not None and not db.execute(_NAMED, (digest, digest)).fetchone():
-            with suppress(StorageFailed):  # it only takes room
-                objects.delete(object_name(digest))
-
-    def _collect(self, digest: str) -> None:
-        """Delete an adapter's files if nothing needs them any more."""
-        if digest in self._held or self._data.rows(_NAMED, (digest, digest)):
-            return
-        self._staging.discard(self._data.adapters / digest)  # none, if it is the server's own
 
     def _bind(self, key: str, shapes: str) -> None:
         """Check that the directory's adapters of a base were checked against these shapes, or that it has
@@ -553,8 +445,3 @@ class _StorageQuota(NamedTuple):
 
 def _bytes(rows: Iterable[TableRow]) -> int:
     return sum(int(row["bytes"]) for row in rows)
-
-
-def object_name(digest: str) -> str:
-    """The name of an adapter's files in an object store."""
-    return f"adapters/{digest}"

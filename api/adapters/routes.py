@@ -117,7 +117,7 @@ async def create_adapter(request: Request) -> Response:
         return json_response(
             await unless_disconnected(request.receive, lambda: _fetched(exchange, registry, who, body)), 201
         )
-    async with receiving(request, registry, who) as (stream, folder):
+    async with receiving(request, who, registry.check_room, registry.files.stage) as (stream, folder):
         kind = request.headers.get("content-type", "")
         form = await read_adapter_form(stream, kind, folder, exchange.settings.max_upload_bytes)
         name, replace, shared = checked_name(form.name), form.flag("replace"), form.flag("shared")
@@ -246,7 +246,7 @@ async def load_lora_adapter(request: Request) -> Response:
     with _as_in_vllm():
         registry.check_name(who, name, body.load_inplace)
     source = await to_thread.run_sync(_below, body.lora_path, exchange.settings.adapter_root)
-    async with registry.stage_in_turn(who.tenant) as folder:
+    async with registry.files.stage_in_turn(who.tenant) as folder:
         try:
             await to_thread.run_sync(
                 copy_folder, source, folder, exchange.settings.max_upload_bytes, "lora_path"

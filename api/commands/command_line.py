@@ -1,11 +1,11 @@
-"""Makes the command line and the configuration file from a class of options."""
+"""What commands share: errors in one line, options of a running server, and options from a class of them."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import typer
@@ -13,12 +13,34 @@ from typer.core import TyperCommand
 
 from personae.api.options import GROUPS, Option, options_of
 from personae.api.wire.compat_names import option_here
+from personae.errors import PersonaeError
 from personae.grammar.fuzzy_match import nearest
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+UrlOption = Annotated[str, typer.Option("--url", help="Where the server runs.")]
+KeyOption = Annotated[
+    str | None, typer.Option("--key", envvar="PERSONAE_API_KEY", help="Better given as PERSONAE_API_KEY.")
+]
 
 _CONFIG = "config"
 _Value = str | int | float | bool | None
+
+
+def reporting(command: Callable[P, None]) -> Callable[P, None]:
+    """The command, with its errors as one line and exit code 2."""
+
+    @wraps(command)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except PersonaeError as error:
+            typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
+            raise typer.Exit(2) from None
+
+    return guarded
 
 
 class OptionsCommand(TyperCommand):

@@ -1,9 +1,16 @@
-"""Helpers for commands that use a running server: its address, and the messages of its refusals."""
+"""Helpers for commands that use a running server: its address, a client, and the messages of its refusals."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from personae.errors import RequestError
 
 if TYPE_CHECKING:
     import httpx
+
+URL = "http://127.0.0.1:8000"
+"""Where a server runs, if nobody says."""
 
 
 def server_root(url: str) -> str:
@@ -28,3 +35,26 @@ def refusal(response: "httpx.Response") -> str:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return f"the server answered {response.status_code}"
+
+
+@contextmanager
+def server(url: str, key: str | None, tenant: str | None = None) -> Iterator["httpx.Client"]:
+    """A client of the server at `url`, for this tenant if it is not the key's. Raises RequestError if no
+    answer comes."""
+    import httpx
+
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    params = {} if tenant is None else {"tenant": tenant}
+    times = httpx.Timeout(10.0, read=None)
+    try:
+        with httpx.Client(base_url=server_root(url), headers=headers, params=params, timeout=times) as client:
+            yield client
+    except httpx.HTTPError as error:
+        raise RequestError(unreachable(url, error)) from None
+
+
+def checked(response: "httpx.Response") -> "httpx.Response":
+    """The response, unless it is an error: then RequestError with the server's reason."""
+    if response.is_error:
+        raise RequestError(refusal(response))
+    return response

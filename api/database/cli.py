@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from personae.api.commands.command_line import reporting
 from personae.api.commands.table import show
-from personae.api.tenants.cli import reporting
 from personae.errors import LoadError
 
 database_app = typer.Typer(help="Where the server's records are.", no_args_is_help=True)

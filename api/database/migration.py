@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from personae.api.adapters.registry import object_name as adapter_object
+from personae.api.adapters.files import object_name as adapter_object
 from personae.api.batches.journal import results_in
 from personae.api.batches.model import MOVES
 from personae.api.database.base import Connection

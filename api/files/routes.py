@@ -74,7 +74,7 @@ async def create_file(request: Request) -> Response:
     """Upload a file of requests for a batch."""
     exchange = exchange_of(request)
     files, who = batches_of(request).files, exchange.caller.identity
-    async with receiving(request, files, who) as (stream, folder):
+    async with receiving(request, who, files.check_room, files.stage) as (stream, folder):
         form = await read_form(
             stream,
             request.headers.get("content-type", ""),

@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import (
     AbstractContextManager,
@@ -18,7 +18,7 @@ from contextlib import (
     contextmanager,
 )
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 from anyio import Event, Lock, sleep, to_thread
@@ -50,30 +50,25 @@ _STAGED = 16  # uploads at the same time
 _STAGED_BY_TENANT = 4
 
 
-class UploadTarget(Protocol):
-    """Where uploads are kept once they are complete."""
-
-    def check_room(self, who: Identity, size: int) -> None:
-        """Raises QuotaExceeded if the tenant may not have `size` more bytes."""
-
-    def stage(self, tenant: str) -> AbstractContextManager[Path]:
-        """A folder for an upload; see `Staging.folder`."""
-
-
 @asynccontextmanager
 async def receiving(
-    request: Request, target: UploadTarget, who: Identity
+    request: Request,
+    who: Identity,
+    check_room: Callable[[Identity, int], None],
+    stage: Callable[[str], AbstractContextManager[Path]],
 ) -> AsyncIterator[tuple[AsyncIterator[bytes], Path]]:
     """The body of an upload for which there is room, and a folder for it that is removed when the block ends.
+
+    check_room: raises QuotaExceeded if a tenant may not have so many more bytes. stage: see `Staging.folder`.
 
     Raises QuotaExceeded, RateLimited or Overloaded before anything is read, Cancelled if the client leaves,
     and StorageFailed for any error of the disk.
     """
     length = request.headers.get("content-length", "0")
-    target.check_room(who, int(length) if length.isdigit() else 0)
+    check_room(who, int(length) if length.isdigit() else 0)
     try:
         async with aclosing(request.stream()) as stream:
-            with target.stage(who.tenant) as folder:
+            with stage(who.tenant) as folder:
                 yield stream, folder
     except ClientDisconnect:
         raise Cancelled("The client went away before its upload was complete.") from None

@@ -1,43 +1,32 @@
-"""`personae tenants` and `personae keys`: they work on a data directory or a database, also while servers run
-on it."""
+"""`personae tenants`, `keys` and `usage`: they ask a running server, or work on the records themselves, on a
+data directory or a database, with or without a server that runs on it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, ParamSpec
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from personae.actors.options import OptionInfo, parse_size
-from personae.api.commands.command_line import expand_options
+from personae.api.commands.command_line import JsonOption, expand_options, reporting
+from personae.api.commands.remote import URL, server
 from personae.api.commands.table import date, show, show_json
-from personae.errors import LoadError, PersonaeError, RequestError, StorageFailed
+from personae.errors import LoadError, RequestError, StorageFailed
 
 if TYPE_CHECKING:
     from personae.api.tenants.data import DataDir
+    from personae.api.tenants.remote import RemoteRecords
     from personae.api.tenants.store import TenantLimits, TenantStore
+    from personae.api.tenants.usage import UsageLedger
 
-P = ParamSpec("P")
+    Administered = TenantStore | RemoteRecords
+    Counted = UsageLedger | RemoteRecords
 
 _OPTIONS = {"bytes": "adapter_bytes"}  # limits with another name on the command line
-
-DataDirOption = Annotated[
-    str,
-    typer.Option(
-        "--data-dir",
-        "--database-url",
-        metavar="DIR|URL",
-        envvar="PERSONAE_DATABASE_URL",
-        help="The server's --data-dir, or its --database-url.",
-    ),
-]
-"""Where the records are: a folder, or the URL of a PostgreSQL database."""
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _moment(text: str) -> int:
@@ -60,20 +49,6 @@ tenants_app = typer.Typer(help="Who may use the server, and how much.", no_args_
 keys_app = typer.Typer(help="The API keys of tenants.", no_args_is_help=True)
 
 
-def reporting(command: Callable[P, None]) -> Callable[P, None]:
-    """The command, with its errors as one line and exit code 2."""
-
-    @wraps(command)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-        except PersonaeError as error:
-            typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
-            raise typer.Exit(2) from None
-
-    return guarded
-
-
 @contextmanager
 def _revoking(what: str) -> Iterator[None]:
     """If a revocation fails, say what is still valid."""
@@ -82,41 +57,92 @@ def _revoking(what: str) -> Iterator[None]:
     except (LoadError, StorageFailed) as error:
         raise LoadError(
             f"{what} was NOT revoked and still works: {error.message} "
-            "Run this command again when there is space on the disk, or the database answers."
+            "Run this command again when there is space on the disk, and the server or the database answers."
         ) from None
 
 
-@contextmanager
-def _opened(place: str, *, new: bool = False) -> Iterator["DataDir"]:
-    """The records of a directory, which may be `new`, or of a database."""
-    from personae.api.database.schema import check_database_url
-    from personae.api.tenants.data import DATABASE, DataDir
+@dataclass(frozen=True, kw_only=True)
+class RecordsOptions:
+    """Where the records are. A data directory or a database is opened; without them a server is asked."""
 
-    with ExitStack() as opened:
-        if "://" in place:
-            try:
-                check_database_url(place)
-            except ValueError as error:
-                raise LoadError(f"--database-url: {error}") from None
-            folder = opened.enter_context(TemporaryDirectory(prefix="personae-"))
-            data = DataDir(Path(folder), place, follow=False)
+    url: Annotated[str | None, OptionInfo("Where the server runs.", unset=URL)] = None
+    key: Annotated[
+        str | None, OptionInfo("An admin's key. Better given as PERSONAE_API_KEY.", env="PERSONAE_API_KEY")
+    ] = None
+    data_dir: Annotated[
+        Path | None,
+        OptionInfo(
+            "Work on the records in a server's --data-dir instead; no server needs to run.", metavar="DIR"
+        ),
+    ] = None
+    database_url: Annotated[
+        str | None,
+        OptionInfo(
+            "Work on the records in a server's --database-url instead.",
+            metavar="URL",
+            env="PERSONAE_DATABASE_URL",
+        ),
+    ] = None
+
+    @contextmanager
+    def opened(self, *, new: bool = False) -> Iterator[tuple["Administered", "Counted"]]:
+        """The tenants and the usage. A data directory may be `new`."""
+        from personae.api.tenants.store import TenantStore
+        from personae.api.tenants.usage import UsageLedger
+
+        if self.data_dir is None and self.database_url is None:
+            from personae.api.tenants.remote import RemoteRecords
+
+            with server(self.url or URL, self.key) as client:
+                remote = RemoteRecords(client)
+                yield remote, remote
+        elif self.url is not None:
+            raise RequestError(
+                "--url names a running server, but --data-dir, --database-url or PERSONAE_DATABASE_URL the "
+                "records themselves: give one of them."
+            )
         else:
-            if not new and not (Path(place) / DATABASE).exists():
-                raise LoadError(
-                    f"{place} is no data directory; `personae tenants create NAME --data-dir DIR` makes one."
-                )
-            data = DataDir(Path(place))
-        opened.callback(data.close)
-        yield data
+            with self._data(new=new) as data:
+                yield TenantStore(data), UsageLedger(data)
 
+    @contextmanager
+    def records(self) -> Iterator["TenantStore"]:
+        """The tenants of a data directory, which may be new, or of a database. Raises RequestError if neither
+        is given."""
+        from personae.api.tenants.store import TenantStore
 
-@contextmanager
-def _store(place: str, *, new: bool = False) -> Iterator["TenantStore"]:
-    """The tenants of a directory, which may be `new`, or of a database."""
-    from personae.api.tenants.store import TenantStore
+        if self.data_dir is None and self.database_url is None:
+            raise RequestError(
+                "`tenants import` adds all tenants or none, which no route does: give --data-dir "
+                "or --database-url."
+            )
+        with self._data(new=True) as data:
+            yield TenantStore(data)
 
-    with _opened(place, new=new) as data:
-        yield TenantStore(data)
+    @contextmanager
+    def _data(self, *, new: bool) -> Iterator["DataDir"]:
+        from personae.api.database.schema import check_database_url
+        from personae.api.tenants.data import DATABASE, DataDir
+
+        with ExitStack() as opened:
+            folder = self.data_dir
+            if self.database_url is not None:
+                try:
+                    check_database_url(self.database_url)
+                except ValueError as error:
+                    raise LoadError(f"--database-url: {error}") from None
+                folder = folder or Path(opened.enter_context(TemporaryDirectory(prefix="personae-")))
+                data = DataDir(folder, self.database_url, follow=False)
+            else:
+                assert folder is not None
+                if not new and not (folder / DATABASE).exists():
+                    raise LoadError(
+                        f"{folder} is no data directory; `personae tenants create NAME --data-dir DIR` makes "
+                        "one."
+                    )
+                data = DataDir(folder)
+            opened.callback(data.close)
+            yield data
 
 
 _FILE_BYTES = "Bytes of all its files, results of batches included."
@@ -186,14 +212,14 @@ class LimitOptions:
 @expand_options
 def create_tenant(
     name: Annotated[str, typer.Argument(help="Lower-case letters, digits, - and _.")],
-    data_dir: DataDirOption,
+    where: RecordsOptions,
     options: LimitOptions,
 ) -> None:
     """Add a tenant. Limits without a default are off unless given. Defaults do not apply to admins' keys."""
-    new = "://" not in data_dir and not Path(data_dir).exists()
-    with _store(data_dir, new=True) as store:
-        store.create_tenant(name, options.limits())
-    typer.echo(f"tenant {name} created" + (f", and the data directory {data_dir}" if new else ""))
+    new = where.data_dir is not None and not where.data_dir.exists()
+    with where.opened(new=True) as (tenants, _):
+        tenants.create_tenant(name, options.limits())
+    typer.echo(f"tenant {name} created" + (f", and the data directory {where.data_dir}" if new else ""))
 
 
 @tenants_app.command("limit")
@@ -201,22 +227,23 @@ def create_tenant(
 @expand_options
 def limit_tenant(
     name: str,
-    data_dir: DataDirOption,
+    where: RecordsOptions,
     options: LimitOptions,
 ) -> None:
     """Change limits of a tenant, also while a server runs. Limits that are not given stay as they are."""
-    with _store(data_dir) as store:
-        store.change_limits(name, options.limits())
+    with where.opened() as (tenants, _):
+        tenants.change_limits(name, options.limits())
     typer.echo(f"limits of tenant {name} changed")
 
 
 @tenants_app.command("list")
 @reporting
-def list_tenants(data_dir: DataDirOption, json: JsonOption = False) -> None:
+@expand_options
+def list_tenants(where: RecordsOptions, json: JsonOption = False) -> None:
     """Show all tenants and their limits."""
     import msgspec
 
-    with _store(data_dir) as store:
+    with where.opened() as (store, _):
         tenants = store.list_tenants()
     if json:
         show_json(tenants)
@@ -231,9 +258,10 @@ def list_tenants(data_dir: DataDirOption, json: JsonOption = False) -> None:
 
 @tenants_app.command("import")
 @reporting
+@expand_options
 def import_tenants(
     file: Annotated[Path, typer.Argument(help='Lines of JSON: {"name": …, "limits": {…}}.')],
-    data_dir: DataDirOption,
+    where: RecordsOptions,
     keys: Annotated[bool, typer.Option("--keys", help="Make a key for each, too, and print them.")] = False,
 ) -> None:
     """Add all tenants of a file, or none. With --keys the output is lines of JSON with name and key."""
@@ -247,8 +275,8 @@ def import_tenants(
         raise RequestError(f"{file}: {error.strerror}.") from None
     except msgspec.MsgspecError as error:
         raise RequestError(f"{file}: {error}.") from None
-    with _store(data_dir, new=True) as store:
-        made = store.create_many(
+    with where.records() as tenants:
+        made = tenants.create_many(
             [(each.name, TenantLimits(**each.limits.named())) for each in found], keys=keys
         )
     for each, key in zip(found, made, strict=False):
@@ -258,28 +286,31 @@ def import_tenants(
 
 @tenants_app.command("free")
 @reporting
-def free_tenant(name: str, data_dir: DataDirOption) -> None:
+@expand_options
+def free_tenant(name: str, where: RecordsOptions) -> None:
     """Remove a revoked tenant with all its data, so that its name can be used again. Its usage is kept as
     NAME~TIME."""
-    with _store(data_dir) as store:
-        store.free_tenant(name)
+    with where.opened() as (tenants, _):
+        tenants.free_tenant(name)
     typer.echo(f"tenant {name} freed")
 
 
 @tenants_app.command("revoke")
 @reporting
-def revoke_tenant(name: str, data_dir: DataDirOption) -> None:
+@expand_options
+def revoke_tenant(name: str, where: RecordsOptions) -> None:
     """Revoke all keys of a tenant permanently. Its name stays taken until it is freed."""
-    with _revoking(f"Tenant {name}"), _store(data_dir) as store:
-        store.revoke_tenant(name)
+    with _revoking(f"Tenant {name}"), where.opened() as (tenants, _):
+        tenants.revoke_tenant(name)
     typer.echo(f"tenant {name} revoked")
 
 
 @keys_app.command("create")
 @reporting
+@expand_options
 def create_key(
     tenant: str,
-    data_dir: DataDirOption,
+    where: RecordsOptions,
     admin: Annotated[
         bool, typer.Option("--admin", help="An admin's key, for what concerns all tenants.")
     ] = False,
@@ -287,20 +318,21 @@ def create_key(
     expires: ExpiresOption = None,
 ) -> None:
     """Make a key for a tenant and print it. It cannot be shown again."""
-    with _store(data_dir) as store:
-        typer.echo(store.create_key(tenant, "admin" if admin else "tenant", label=label, expires=expires))
+    with where.opened() as (tenants, _):
+        typer.echo(tenants.create_key(tenant, "admin" if admin else "tenant", label=label, expires=expires))
 
 
 @keys_app.command("list")
 @reporting
+@expand_options
 def list_keys(
-    data_dir: DataDirOption,
+    where: RecordsOptions,
     tenant: Annotated[str | None, typer.Option(help="Those of one tenant.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Show all keys, without their secrets."""
-    with _store(data_dir) as store:
-        keys = store.list_keys(tenant)
+    with where.opened() as (tenants, _):
+        keys = tenants.list_keys(tenant)
     if json:
         show_json(keys)
         return
@@ -319,41 +351,44 @@ def list_keys(
 
 @keys_app.command("change")
 @reporting
+@expand_options
 def change_key(
     id: str,
-    data_dir: DataDirOption,
+    where: RecordsOptions,
     label: Annotated[str | None, typer.Option(help="What the key is for.")] = None,
     expires: ExpiresOption = None,
 ) -> None:
     """Change a key's label or expiry, also while a server runs. What is not given stays as it is."""
     given = {"label": label, "expires": expires}
-    with _store(data_dir) as store:
-        store.change_key(id, {name: value for name, value in given.items() if value is not None})
+    with where.opened() as (tenants, _):
+        tenants.change_key(id, {name: value for name, value in given.items() if value is not None})
     typer.echo("key changed")
 
 
 @keys_app.command("rotate")
 @reporting
+@expand_options
 def rotate_key(
     id: str,
-    data_dir: DataDirOption,
+    where: RecordsOptions,
     overlap: Annotated[
         int, typer.Option(help="Seconds for which the old key stays valid.", min=0, max=30 * 86400)
     ] = 0,
 ) -> None:
     """Replace a key by a new one like it, and print the new one."""
-    with _store(data_dir) as store:
-        typer.echo(store.rotate_key(id, overlap))
+    with where.opened() as (tenants, _):
+        typer.echo(tenants.rotate_key(id, overlap))
 
 
 @keys_app.command("revoke")
 @reporting
+@expand_options
 def revoke_key(
-    id: Annotated[str, typer.Argument(help="The key's id, as `keys list` shows it.")], data_dir: DataDirOption
+    id: Annotated[str, typer.Argument(help="The key's id, as `keys list` shows it.")], where: RecordsOptions
 ) -> None:
     """Revoke a key. This also works on a full disk."""
-    with _revoking("The key"), _store(data_dir) as store:
-        store.revoke_key(id)
+    with _revoking("The key"), where.opened() as (tenants, _):
+        tenants.revoke_key(id)
     typer.echo("key revoked")
 
 
@@ -362,8 +397,9 @@ usage_app = typer.Typer()
 
 @usage_app.command("usage")
 @reporting
+@expand_options
 def show_usage(
-    data_dir: DataDirOption,
+    where: RecordsOptions,
     by: Annotated[str, typer.Option(help="Some of hour, tenant, key, adapter.")] = "tenant,adapter",
     tenant: Annotated[str | None, typer.Option(help="Of one tenant.")] = None,
     begin: Annotated[
@@ -376,11 +412,11 @@ def show_usage(
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
     """Show requests, tokens and seconds of adapters. A running server writes it every ten seconds."""
-    from personae.api.tenants.usage import NUMBERS, UsageLedger, as_csv, columns_of
+    from personae.api.tenants.usage import NUMBERS, as_csv, columns_of
 
     columns = columns_of(by)
-    with _opened(data_dir) as data:
-        rows, more = UsageLedger(data).rows(columns, tenant=tenant, begin=begin, end=end)
+    with where.opened() as (_, usage):
+        rows, more = usage.rows(columns, tenant=tenant, begin=begin, end=end)
     if json:
         show_json(rows)
     elif csv:

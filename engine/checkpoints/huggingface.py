@@ -17,7 +17,8 @@ from personae.engine.checkpoints.fused_experts import ExpertTensor, separated
 from personae.engine.checkpoints.listing import listing
 from personae.engine.checkpoints.quantized import read_format
 from personae.engine.checkpoints.quantized.base import PackedTensor
-from personae.engine.config import ModelConfig, read_config
+from personae.engine.config import ModelConfig
+from personae.engine.config_file import read_config
 from personae.engine.fields import read_fields
 from personae.engine.generation_config import GenerationDefaults, read_generation_defaults
 from personae.engine.layers.attention import AttentionSpec

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from personae.engine.checkpoints.huggingface import MTP, Folder
-from personae.engine.config import ModelConfig, read_config
+from personae.engine.config import ModelConfig
+from personae.engine.config_file import read_config
 from personae.engine.fields import Fields, read_fields
 from personae.engine.heads.fitting import check_sizes, fill
 from personae.engine.heads.mtp import LAYER, MtpHead

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from personae.api.bundled import NAMED
-from personae.api.tenants.cli import reporting
+from personae.api.commands.command_line import reporting
 from personae.errors import RequestError
 from personae.evals.options import AdaptersOption, ModelOption, QuantizeOption
 

@@ -28,8 +28,7 @@ from personae.evals.suites.draft_suite import read_drafts
 from personae.evals.suites.schema_files import SchemaCase, read_schemas
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.bitmask import words_of
-from personae.grammar.checked.grammar import CheckedGrammar
-from personae.grammar.checked.matcher import CheckedMatcher
+from personae.grammar.checked.grammar import CheckedGrammar, CheckedMatcher
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.matcher import Matcher
 from personae.grammar.schema.walk import subschemas

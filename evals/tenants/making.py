@@ -7,7 +7,7 @@ import httpx
 import torch
 from safetensors.torch import save
 
-from personae.engine.config import read_config
+from personae.engine.config_file import read_config
 from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE
 from personae.lora.sites import PROJECTIONS
 

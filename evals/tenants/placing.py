@@ -18,7 +18,7 @@ import torch
 import typer
 
 from personae.api.bundled import DEMO
-from personae.engine.config import read_config
+from personae.engine.config_file import read_config
 from personae.evals.tenants.making import AdapterMaker
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter

@@ -21,7 +21,7 @@ import httpx
 import typer
 
 from personae.api.bundled import DEMO, NAMED
-from personae.engine.config import read_config
+from personae.engine.config_file import read_config
 from personae.evals.served import Served, exit_on_sigterm
 from personae.evals.tenants.corruption import SPOILERS, Upload, is_whole, whole
 

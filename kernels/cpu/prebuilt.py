@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from personae.kernels.cpu.compiler import built, find_compiler
+
 FOLDER = Path(__file__).with_name("prebuilt")
 
 _V3 = "abm avx avx2 bmi1 bmi2 cx16 f16c fma lahf_lm movbe popcnt sse4_1 sse4_2 ssse3 xsave"  # as in cpuinfo
@@ -84,8 +86,6 @@ def features_here() -> frozenset[str]:
 def make(folder: Path, names: Sequence[str] = ()) -> list[Path]:
     """Compile the variants into `folder`, or those that are named. Raises OSError and
     subprocess.SubprocessError."""
-    from personae.kernels.cpu.build import built, find_compiler
-
     compiler = find_compiler()
     if compiler is None:
         raise OSError("there is no C++ compiler")

@@ -20,7 +20,7 @@ from personae.api.options import ServeOptions
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import DEFAULTS, Identity, TenantLimits, TenantStore
 from personae.api.tenants.usage import NUMBERS, UsageLedger
-from personae.errors import LoadError
+from personae.errors import LoadError, StorageFailed
 
 
 def call(line: str, *, env: dict[str, str] | None = None) -> Result:
@@ -204,6 +204,69 @@ def test_push_list_and_remove(fixture: tuple[UploadFixture, str], tmp_path: Path
     (folder / TENSORS).unlink()
     missing = call(f"adapters push {folder} --url {url}", env=env)
     assert (missing.exit_code, TENSORS in missing.stderr) == (2, True)
+
+
+def test_without_a_data_directory_a_server_is_asked(fixture: tuple[UploadFixture, str]) -> None:
+    served, url = fixture
+    root = served.key("root", "admin")
+
+    def ask(line: str, env: dict[str, str] | None = None) -> Result:
+        return call(f"{line} --url {url}", env=env or {"PERSONAE_API_KEY": root})
+
+    made = ask("tenants create ann --requests-per-minute 60 --adapter-bytes 2GiB")
+    assert (made.exit_code, made.stdout) == (0, "tenant ann created\n")
+    key = ask("keys create ann --label laptop --expires 30d").stdout.strip()
+    found = served.tenants.identify(key)
+    assert found is not None
+    assert (found.tenant, found.role, found.limits.bytes) == ("ann", "tenant", 2 * 2**30)
+    assert ask("tenants limit ann --weight 2").stdout == "limits of tenant ann changed\n"
+    assert re.search(r"(?m)^ann .* weight=2", ask("tenants list").stdout)
+    [shown] = json.loads(ask("keys list --tenant ann --json").stdout)
+    assert (shown["id"], shown["label"]) == (found.key, "laptop")
+    assert ask(f"keys change {found.key} --label desk").stdout == "key changed\n"
+    assert ask("keys list --tenant ann").stdout.splitlines()[1].split()[3] == "desk"
+    new = ask(f"keys rotate {found.key} --overlap 0").stdout.strip()
+    assert (served.tenants.identify(key), served.tenants.identify(new) is None) == (None, False)
+    assert ask(f"keys revoke {new}").stdout == "key revoked\n"
+    assert served.tenants.identify(new) is None
+    assert "has not been revoked" in ask("tenants free ann").stderr
+    assert served.tenants.find_tenant("ann").revoked is None, "asking to free it has not revoked it"
+    assert ask("tenants revoke ann").stdout == "tenant ann revoked\n"
+    assert ask("tenants free ann").stdout == "tenant ann freed\n"
+    assert [tenant.name for tenant in served.tenants.list_tenants()] == ["root"]
+    ledger = served.app.state.services.usage
+    ledger.add(Identity("bob", "tenant", key="k1"), "poet", 10, 4, 6, 2.5, 0.25)
+    assert ask("usage --by key --csv").stdout.splitlines()[1].startswith("k1,1,10,4,6,2.5,")
+    [row] = json.loads(ask("usage --by tenant --json --tenant bob --from 2020-01-01").stdout)
+    assert (row["tenant"], row["spend"]) == ("bob", 0.25)
+    assert json.loads(ask("usage --json --to 2020-01-01").stdout) == []
+    refused = ask("tenants list", {"PERSONAE_API_KEY": served.key("eve")})
+    assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
+
+
+def test_a_revocation_that_the_server_did_not_do_is_told_to_work_still(
+    fixture: tuple[UploadFixture, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, url = fixture
+    root, key = served.key("root", "admin"), served.key("ann")
+
+    def full(id: str) -> None:
+        raise StorageFailed("The server's disk is full; delete something, or try again later.")
+
+    monkeypatch.setattr(served.tenants, "revoke_key", full)
+    for where, why in ((url, "disk is full"), ("http://127.0.0.1:9", "does not answer")):
+        done = call(f"keys revoke {key} --url {where} --key {root}")
+        assert done.exit_code == 2
+        assert done.stderr.startswith("error: The key was NOT revoked and still works: ")
+        assert why in done.stderr
+
+
+def test_a_server_and_its_records_are_not_named_together(tmp_path: Path) -> None:
+    both = call(f"tenants list --url http://127.0.0.1:9 --data-dir {tmp_path}")
+    assert (both.exit_code, "give one of them" in both.stderr) == (2, True)
+    (tmp_path / "tenants.jsonl").write_text('{"name": "ann"}')
+    imported = call(f"tenants import {tmp_path / 'tenants.jsonl'}")
+    assert (imported.exit_code, "give --data-dir or --database-url" in imported.stderr) == (2, True)
 
 
 def test_an_admin_lists_and_removes_any_tenants_adapters(

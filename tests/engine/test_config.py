@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from tiny_models import COMMON, FAMILIES, write_json
 
-from personae.engine.config import ModelConfig, read_config
+from personae.engine.config import ModelConfig
+from personae.engine.config_file import read_config
 from personae.engine.generation_config import GenerationDefaults, read_generation_defaults
 from personae.errors import ModelLoadError
 

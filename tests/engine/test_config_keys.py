@@ -12,7 +12,8 @@ from tiny_models import COMMON, FAMILIES, write_json
 from transformers import CONFIG_MAPPING
 
 from personae.engine import models
-from personae.engine.config import ModelConfig, read_config
+from personae.engine.config import ModelConfig
+from personae.engine.config_file import read_config
 from personae.engine.models import MODEL_TYPES
 from personae.errors import ModelLoadError
 

@@ -28,7 +28,7 @@ from transformers import (
     Qwen3_5ForConditionalGeneration,
 )
 
-from personae.engine.config import read_config
+from personae.engine.config_file import read_config
 from personae.engine.loader import load_model
 from personae.engine.models import MODEL_TYPES
 from personae.errors import LoadError

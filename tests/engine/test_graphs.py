@@ -17,7 +17,7 @@ from recorded_graphs import REFUSED, RecordedGraphs, Recording, storage
 from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import model_folder
 
-from personae.engine.config import read_config
+from personae.engine.config_file import read_config
 from personae.engine.kv import KVCache
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout

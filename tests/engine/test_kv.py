@@ -9,7 +9,7 @@ from paged import PagedSequences
 from small_pools import Granules
 from tiny_models import VOCAB, model_folder
 
-from personae.engine.config import read_config
+from personae.engine.config_file import read_config
 from personae.engine.kv import KVCache, pages_of_a_run
 from personae.engine.layers.attention import AttentionSpec
 from personae.engine.layers.block import KVSpec

@@ -11,7 +11,8 @@ from live_server import serving
 from safetensors.torch import save_file
 from uploads import open_fixture, tensors
 
-from personae.api.adapters.push import server, upload
+from personae.api.adapters.push import upload
+from personae.api.commands.remote import server
 from personae.errors import RequestError
 
 BESIDE = {

@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from personae.kernels.cpu.build import built, find_compiler
+from personae.kernels.cpu.compiler import built, find_compiler
 from personae.kernels.cpu.prebuilt import VARIANTS, features_here
 
 AVX512 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}

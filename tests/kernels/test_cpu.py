@@ -13,8 +13,10 @@ from patience import PATIENCE
 
 from personae.kernels import reference
 from personae.kernels.attention import AttentionBatch, kv_width
-from personae.kernels.cpu import build, operators
-from personae.kernels.cpu.build import compile_library, find_compiler
+from personae.kernels.cpu import compiler as compiling
+from personae.kernels.cpu import operators
+from personae.kernels.cpu.build import library
+from personae.kernels.cpu.compiler import compile_library, find_compiler
 from personae.kernels.cpu.prebuilt import features_here
 from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows
@@ -251,7 +253,7 @@ def test_the_sources_compile_for_a_processor_with_bfloat16_and_no_amx(tmp_path: 
     """Those without AVX-512 have their own library: `laptop`, of which products and steps are asked. Where
     this machine is such a processor, its own library has been compiled for one."""
     if AVX512_BF16 in features_here() and AMX not in features_here():
-        assert build.library() is not None
+        assert library() is not None
         return
     compiler = find_compiler()
     assert compiler
@@ -262,11 +264,11 @@ def test_compiling_is_said_once_and_a_library_that_is_there_is_not_compiled_agai
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "compile_library", lambda compiler, to, *flags: to.write_bytes(b"library"))
+    monkeypatch.setattr(compiling, "compile_library", lambda compiler, to, *flags: to.write_bytes(b"library"))
     compiler = find_compiler()
     assert compiler is not None
     with caplog.at_level("INFO"):
-        first, second = build.built(compiler), build.built(compiler)
+        first, second = compiling.built(compiler), compiling.built(compiler)
     assert first == second
     assert caplog.messages == ["compiling CPU kernels (once, about a minute)"]
 
@@ -282,13 +284,13 @@ def test_processes_that_start_together_compile_once(tmp_path: Path, monkeypatch:
         to.write_bytes(b"library")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "compile_library", compile_slowly)
+    monkeypatch.setattr(compiling, "compile_library", compile_slowly)
     compiler = find_compiler()
     assert compiler is not None
     with ThreadPoolExecutor() as both:  # each with a lock of its own, as two processes have
-        first = both.submit(build.built, compiler)
+        first = both.submit(compiling.built, compiler)
         assert begun.wait(PATIENCE)
-        second = both.submit(build.built, compiler)
+        second = both.submit(compiling.built, compiler)
         assert first.result() == second.result()
     assert len(compiled) == 1
 

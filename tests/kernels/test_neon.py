@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from personae.kernels.cpu.build import find_compiler
+from personae.kernels.cpu.compiler import find_compiler
 from personae.kernels.cpu.prebuilt import features_here, fitting
 
 CROSS, QEMU = "aarch64-linux-gnu-g++", "qemu-aarch64"

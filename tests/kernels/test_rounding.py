@@ -9,7 +9,7 @@ import torch
 from patience import PATIENCE
 
 from personae.kernels.cpu import operators
-from personae.kernels.cpu.build import FLAGS, SOURCES, find_compiler
+from personae.kernels.cpu.compiler import FLAGS, SOURCES, find_compiler
 from personae.kernels.cpu.prebuilt import features_here
 
 pytestmark = pytest.mark.skipif(

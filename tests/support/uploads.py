@@ -14,7 +14,8 @@ from fake_engine import FakeEngine
 from safetensors.torch import save
 from starlette.applications import Starlette
 
-from personae.api.adapters.registry import STAGING, Registry
+from personae.api.adapters.files import STAGING
+from personae.api.adapters.registry import Registry
 from personae.api.app import create_app
 from personae.api.responses.store import ResponseStore
 from personae.api.settings import ApiSettings
@@ -83,7 +84,7 @@ class UploadFixture:
 
     def leftovers(self) -> list[str]:
         """Files in the data directory's adapters that no database row names."""
-        self.registry._staging.settle()
+        self.registry.files._staging.settle()
         known = {row["digest"] for row in self.data.rows(KEPT)}
         staged = [path.name for path in (self.data.adapters / STAGING).iterdir()]
         return staged + [p.name for p in self.data.adapters.iterdir() if p.name not in {STAGING, *known}]

@@ -135,9 +135,10 @@ def card(
         ]
     text += [
         "## Training",
-        f"{began}Rank {config['r']}, alpha {config['lora_alpha']}, all seven linear layers; {log[-1]['step'] if log else '?'} "
+        f"{began}Rank {config['r']}, alpha {2 * config['r']}, all seven linear layers; {log[-1]['step'] if log else '?'} "
         f"steps of AdamW in bfloat16, {tokens:,} tokens in all (what questions share is counted once), mean loss of "
-        f"an answer's token over the last ten steps {loss:.3f}. All data are made by the scripts of this repository.",
+        f"an answer's token over the last ten steps {loss:.3f}. All data are made by the scripts of this repository. "
+        "The weights are packed into float8 (`evals/demo/finetune/pack.py`).",
     ]
     return "\n\n".join(text) + "\n"
 

@@ -28,6 +28,7 @@ from personae.evals.demo.finetune.tasks import TRAINED
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 WEIGHTS, STATE, LOG = "adapter_model.safetensors", "state.pt", "log.jsonl"
+CONFIG = "adapter_config.json"
 
 
 def rows_of_step(
@@ -111,7 +112,7 @@ class Trainer:
             "lora_dropout": 0.0, "bias": "none", "target_modules": TARGETS, "inference_mode": True,
             "base_model_name_or_path": "HuggingFaceTB/SmolLM2-135M-Instruct",
         }  # fmt: skip
-        (folder / "adapter_config.json").write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
+        (folder / CONFIG).write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
         state = {f"kept.{place}": value.detach().contiguous() for place, value in enumerate(self._kept)}
         for place, moments in self.optimizer.state_dict()["state"].items():
             state |= {f"optimizer.{place}.{name}": value.contiguous() for name, value in moments.items()}
@@ -135,7 +136,11 @@ class Trainer:
             with safe_open(folder / STATE, "pt") as file:
                 return int(file.metadata()["done"])
         if (folder / WEIGHTS).exists():
-            set_peft_model_state_dict(self.peft, load_file(folder / WEIGHTS))
+            # A packed adapter has another alpha: both halves then take a share of the difference.
+            found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            share = (found["lora_alpha"] / found["r"] * self.config.r / self.config.lora_alpha) ** 0.5
+            weights = {name: share * half.float() for name, half in load_file(folder / WEIGHTS).items()}
+            set_peft_model_state_dict(self.peft, weights)
             with torch.no_grad():
                 for kept, used in zip(self._kept, self._used, strict=True):
                     kept.copy_(used)

@@ -21,7 +21,7 @@ from personae.actors.in_process import open_in_process
 from personae.actors.options import EngineOptions
 from personae.actors.sizing import PAGE_SIZE
 from personae.actors.spec import EngineSpec
-from personae.engine.config import read_config
+from personae.engine.config_file import read_config
 from personae.engine.kv import KVCache
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog

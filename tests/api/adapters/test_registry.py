@@ -317,7 +317,7 @@ async def test_a_load_waits_while_uploads_have_all_places(rooted: tuple[UploadFi
         async with anyio.create_task_group() as tasks:
             with ExitStack() as uploads:
                 for _ in range(4):
-                    uploads.enter_context(fixture.registry.stage("root"))
+                    uploads.enter_context(fixture.registry.files.stage("root"))
                 tasks.start_soon(load)
                 await anyio.wait_all_tasks_blocked()
                 assert done == []
@@ -394,12 +394,12 @@ def test_a_tenant_has_so_many_uploads_at_the_same_time_and_the_server_too(fixtur
     with ExitStack() as stack:
         for tenant in "abcd":
             for _ in range(4):
-                stack.enter_context(fixture.registry.stage(tenant))
-            with pytest.raises(RateLimited, match="4 uploads"), fixture.registry.stage(tenant):
+                stack.enter_context(fixture.registry.files.stage(tenant))
+            with pytest.raises(RateLimited, match="4 uploads"), fixture.registry.files.stage(tenant):
                 pass
-        with pytest.raises(Overloaded, match="16 uploads"), fixture.registry.stage("e"):
+        with pytest.raises(Overloaded, match="16 uploads"), fixture.registry.files.stage("e"):
             pass
-    with fixture.registry.stage("a"):
+    with fixture.registry.files.stage("a"):
         pass
     assert fixture.leftovers() == []
 

@@ -285,9 +285,9 @@ async def test_a_running_request_keeps_its_version(tmp_path: Path) -> None:
     with open_fixture(tmp_path / "data", engine) as fixture:
         async with fixture.client() as client:
             (first,) = await push(client, 1)
-            with fixture.registry.hold(first):
+            with fixture.registry.files.hold(first):
                 await push(client, 1, first=2)
                 await client.delete("/v1/adapters/poet@1")
                 assert (fixture.data.adapters / first).is_dir()
-            fixture.registry._staging.settle()
+            fixture.registry.files._staging.settle()
             assert not (fixture.data.adapters / first).exists()

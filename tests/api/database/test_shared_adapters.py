@@ -105,7 +105,7 @@ async def test_a_server_keeps_no_more_adapters_than_fit_and_none_goes_that_is_in
     size = sum(map(len, whole().values()))
     one, two = serve("one"), serve("two", int(size * 2.5))
     digests = [await add(one, [two], f"poet-{seed}", seed) for seed in range(4)]
-    with two.registry.hold(digests[0]):
+    with two.registry.files.hold(digests[0]):
         for seed in range(4):
             assert (await ask(two, f"poet-{seed}")).status_code == 200
         here = {path.name for path in two.data.adapters.iterdir()} & set(digests)

@@ -5,14 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_adapters import lora_shapes, make_adapter_folder, tiny_config
 from tiny_models import CHATML, make_model_folder
 
 from personae.evals.demo.finetune import dialogs, extract, sql
 from personae.evals.demo.finetune.encode import IGNORED, Batch, Encoder
+from personae.evals.demo.finetune.pack import pack, packed
 from personae.evals.demo.finetune.questions import Question, grade, held_out
 from personae.evals.demo.finetune.scene import Scene
 from personae.evals.demo.finetune.tasks import GENERATORS
 from personae.evals.demo.finetune.train import Trainer
+from personae.lora.peft import read_adapter
 
 
 def scenes(task: str, *, test: bool, count: int = 150) -> list[Scene]:
@@ -105,6 +108,22 @@ def test_training_that_was_interrupted_is_training_that_was_not(model: Path, tmp
     assert [second.step(index, steps[index]) for index in (1, 2)] == pytest.approx(losses[1:], rel=1e-4)
 
 
+def test_training_goes_on_from_a_packed_adapter(model: Path, tmp_path: Path) -> None:
+    encoder = Encoder(model)
+    row = encoder.row(GENERATORS["verse"](random.Random(5), test=False, turns=2), 900)
+    assert row is not None
+    first = Trainer(model, 4, 0.1, 20)
+    losses = [first.step(index, [row]) for index in range(5)]
+    first.save(tmp_path / "run", 5)
+    pack(tmp_path / "run", tmp_path / "packed", 4)
+    second = Trainer(model, 4, 0.1, 20)
+    assert second.resume(tmp_path / "packed") == 0
+    assert losses[0] - losses[4] > 0.1
+    with torch.no_grad():
+        before, after = (float(each.loss(Batch.of([row], 2))) for each in (first, second))
+    assert after == pytest.approx(before, rel=0.01)
+
+
 def test_bound_tools_are_closed_and_the_free_question_has_the_same_prompt(model: Path) -> None:
     encoder = Encoder(model)
     question: Question = next(iter(held_out("tools", 1)))
@@ -153,3 +172,27 @@ def test_every_result_is_followed_by_an_answer_or_another_call() -> None:
                 kinds.add((bool(results), bool(step.calls)))
                 before = step
     assert kinds == {(True, True), (True, False), (False, True), (False, False)}
+
+
+def test_a_packed_adapter_is_small_and_almost_the_one_before(tmp_path: Path) -> None:
+    make_adapter_folder(tmp_path / "poet", tiny_config(), rank=8, alpha=12, dtype=torch.bfloat16)
+    lost = pack(tmp_path / "poet", tmp_path / "packed", 8)
+    assert 0.01 < lost < 0.05
+    before, after = (read_adapter(tmp_path / name, lora_shapes(tiny_config())) for name in ("poet", "packed"))
+    for place, pair in before.pairs.items():
+        whole, made = (
+            (each.a.float().T @ each.b.float()) * each.scaling for each in (pair, after.pairs[place])
+        )
+        assert (made - whole).norm() < 0.05 * whole.norm()
+    sizes = [(tmp_path / name / "adapter_model.safetensors").stat().st_size for name in ("poet", "packed")]
+    assert sizes[1] < 0.7 * sizes[0]  # half, but for the header
+
+
+def test_fewer_ranks_are_the_closest_of_that_rank() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(6, 40, generator=generator), torch.randn(30, 6, generator=generator)
+    half_a, half_b = packed(a, b, 2.0, 3)
+    values = torch.linalg.svdvals(2 * b @ a)
+    best = float(values[3:].square().sum().sqrt())  # Eckart and Young
+    found = float((half_b.float() @ half_a.float() / 3 - 2 * b @ a).norm())
+    assert best * 0.99 < found < best * 1.02

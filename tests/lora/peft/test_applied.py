@@ -1,14 +1,16 @@
 """An adapter folder as PEFT writes it is applied exactly as PEFT applies it."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from corrupt_adapters import BASE, Q_A, SHAPES, edit_tensors
-from peft import get_peft_model_state_dict
+from peft import PeftModel, get_peft_model_state_dict
 from tiny_adapters import ZOO, make_adapter, make_adapter_folder, set_config
+from transformers import AutoModelForCausalLM
 
 from personae.lora.peft import read_adapter
 from personae.lora.peft_names import CONFIG_FILE
@@ -66,6 +68,23 @@ def test_float_tensors_keep_the_dtype_of_their_file(dtype: torch.dtype, tmp_path
     adapter = read_adapter(make_adapter_folder(tmp_path / "a", BASE, dtype=dtype), SHAPES)
     assert {half.dtype for pair in adapter.pairs.values() for half in (pair.a, pair.b)} == {dtype}
     assert adapter.nbytes == sum(p.a.nbytes + p.b.nbytes for p in adapter.pairs.values())
+
+
+def test_float8_is_read_as_peft_reads_it(folder: Path) -> None:
+    edit_tensors(
+        folder, lambda tensors: tensors.update({k: t.to(torch.float8_e4m3fn) for k, t in tensors.items()})
+    )
+    adapter = read_adapter(folder, SHAPES)
+    assert {half.dtype for pair in adapter.pairs.values() for half in (pair.a, pair.b)} == {torch.bfloat16}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # transformers warns of its own properties when PEFT walks over them
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_config(BASE), folder)
+    for (layer, module), pair in adapter.pairs.items():
+        linear = model.get_submodule(f"base_model.model.model.layers.{layer}.{PROJECTIONS[module]}")
+        assert linear.lora_A["default"].weight.dtype == torch.float32
+        torch.testing.assert_close(pair.a.float(), linear.lora_A["default"].weight.detach(), atol=0, rtol=0)
+        torch.testing.assert_close(pair.b.T.float(), linear.lora_B["default"].weight.detach(), atol=0, rtol=0)
+    assert len(adapter.pairs) == 4
 
 
 def test_the_digest_is_of_the_content_and_not_of_the_name(folder: Path) -> None:

@@ -238,7 +238,16 @@ def test_a_value_that_is_not_finite_is_refused(folder: Path, value: float, dtype
     assert_refused(folder, Q_A, "not finite")
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float64, torch.bool, torch.float8_e4m3fn], ids=str)
+def test_a_float8_value_that_is_no_number_is_refused(folder: Path) -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[Q_A][2, 5] = math.nan
+        tensors.update({key: tensor.to(torch.float8_e4m3fn) for key, tensor in tensors.items()})
+
+    edit_tensors(folder, spoil)
+    assert_refused(folder, Q_A, "not finite")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float64, torch.bool, torch.float8_e5m2], ids=str)
 def test_a_dtype_that_is_not_served_is_refused(folder: Path, dtype: torch.dtype) -> None:
     edit_tensors(folder, lambda tensors: tensors.update({Q_A: tensors[Q_A].to(dtype)}))
     assert_refused(folder, Q_A, "dtype")
