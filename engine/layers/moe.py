@@ -298,7 +298,11 @@ class ExpertLinear(Linear):
         if isinstance(self.method, Unquantized) and self._experts == parts:
             self._batched = self.method.weight.view(len(parts), self._width, -1)
         if any(product is not part for product, part in zip(self._experts, parts, strict=True)):
-            del self.method
+            self._free()
+
+    def _free(self) -> None:
+        """Frees the plain weights, which products of their own replace."""
+        del self.method, self._product
 
     @property
     def experts(self) -> list[LinearWeights]:
@@ -309,7 +313,7 @@ class ExpertLinear(Linear):
         """See Linear: as many as there are experts."""
         self._packed = list(islice(packed, len(self.experts)))
         self._experts = [Backend(one) for one in self._packed]
-        del self.method
+        self._free()
 
     def plain(self) -> Tensor:
         """See Linear."""

@@ -43,6 +43,11 @@ class ParallelSpec(UndividedSpec):
         return Parallel(self, context)
 
 
+def side_by_side(block: BlockSpec) -> tuple[BlockSpec, ...]:
+    """The two blocks of a `ParallelSpec`; of another one, itself."""
+    return (block.first, block.second) if isinstance(block, ParallelSpec) else (block,)
+
+
 class Parallel(UndividedBlock):
     """See `ParallelSpec`."""
 

@@ -291,6 +291,34 @@ def _read_rope(
     )
 
 
+def long_rope(rope: Fields, fields: Fields, theta: float, pairs: int, *, original: int) -> RopeConfig:
+    """LongRoPE, with factors for each of `pairs`. `original`: the context length before scaling, if the file
+    does not say."""
+    place = rope if "original_max_position_embeddings" in rope else fields
+    original = place.size("original_max_position_embeddings", default=original)
+    return RopeConfig(
+        theta,
+        "longrope",
+        factor=rope.number("factor")
+        if "factor" in rope
+        else fields.size("max_position_embeddings") / original,
+        original_max_position=original,
+        attention_factor=rope.optional_number("attention_factor"),
+        short_factors=_factors(rope, "short_factor", pairs),
+        long_factors=_factors(rope, "long_factor", pairs),
+    )
+
+
+def _factors(rope: Fields, name: str, pairs: int) -> tuple[float, ...]:
+    values = rope.raw(name)
+    if not isinstance(values, list) or len(values) != pairs:
+        raise rope.error(name, f"expected a list of {pairs} numbers")
+    for value in values:
+        if type(value) not in (int, float) or not 0 < value < float("inf"):
+            raise rope.error(name, f"{value!r} is not a number over 0")
+    return tuple(map(float, values))
+
+
 def rope_theta(rope: Fields, fields: Fields, default: float) -> float:
     """The base of the rotary embedding: that of its section, or else that of the file."""
     base = fields.number("rope_theta", default=default)

@@ -17,8 +17,11 @@ from personae.engine.models.common import (
     activation,
     decoder_config,
     grouped_experts,
+    long_rope,
     read_rope,
     rope_section,
+    rope_theta,
+    rope_type,
     sparse_layers,
     uniform_windows,
     with_attention,
@@ -167,13 +170,18 @@ def mistral4(architecture: str, fields: Fields) -> ModelConfig:
 
 
 def _minicpm3(architecture: str, fields: Fields) -> ModelConfig:
-    """MiniCPM3: scales, and the halves of a key are rotated."""
+    """MiniCPM3: scales, and the halves of a key are rotated, mostly by LongRoPE."""
     heads, hidden = fields.size("num_attention_heads"), fields.size("hidden_size")
     sizes = {"q_lora_rank": 768, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32}
     fields = fields.within({**sizes, "scale_depth": 1.4, "dim_model_base": 256}, {})
     if "v_head_dim" not in fields:
         fields = fields.within({}, {"v_head_dim": hidden // heads})
-    config = _latent(architecture, fields, None, interleaved=False, eps=1e-5, tie=True)
+    section, rope = rope_section(fields), None
+    if rope_type(section) == "longrope":
+        theta, pairs = rope_theta(section, fields, 10000.0), fields.size("qk_rope_head_dim", default=32) // 2
+        original = fields.size("max_position_embeddings")
+        rope = long_rope(section, fields, theta, pairs, original=original)
+    config = _latent(architecture, fields, None, interleaved=False, eps=1e-5, tie=True, rope=rope)
     root = math.sqrt(config.layers)
     return replace(
         config,

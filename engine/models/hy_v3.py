@@ -1,4 +1,7 @@
-"""Hunyuan 3: experts chosen by sigmoid with a correction, a shared expert, and a dense first layer."""
+"""Hunyuan 3: experts chosen by sigmoid with a correction, a shared expert, and a dense first layer. Layers
+for further tokens are not used."""
+
+from dataclasses import replace
 
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
@@ -43,7 +46,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     mlps = sparse_layers(fields, dense, sparse, first=None)
     if "mlp_layer_types" not in fields:
         mlps = [dense, *[sparse] * (layers - 1)]
-    return decoder_config(
+    config = decoder_config(
         architecture,
         fields,
         windows=uniform_windows(fields, None),
@@ -55,3 +58,4 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         default_eps=1e-5,
         default_theta=11158840.0,
     )
+    return replace(config, mtp_layers=fields.size("num_nextn_predict_layers", default=0, zero=True))

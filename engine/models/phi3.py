@@ -1,10 +1,19 @@
 """Phi-3, Phi-3.5 and Phi-4: Llama with merged q, k and v, merged gate and up, and LongRoPE. Phi-4-mini
 rotates only a part of each head."""
 
+from dataclasses import replace
+
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.layers.rotary import RopeConfig
-from personae.engine.models.common import decoder_config, rope_section, rope_theta, rope_type, uniform_windows
+from personae.engine.models.common import (
+    decoder_config,
+    long_rope,
+    rope_section,
+    rope_theta,
+    rope_type,
+    uniform_windows,
+)
 
 LONGROPE = ("longrope", "su", "yarn")  # all of these mean LongRoPE here
 
@@ -27,31 +36,10 @@ def phi_rope(fields: Fields) -> RopeConfig:
     pairs, odd = divmod(int(dim * share), 2)
     if odd or not pairs:
         raise place.error("partial_rotary_factor", f"{share:g} of {dim} dimensions cannot form pairs")
-    longest = fields.size("max_position_embeddings")
-    place = rope if "original_max_position_embeddings" in rope else fields
-    original = place.size("original_max_position_embeddings", default=4096)
     kind = rope_type(rope)
     if kind == "default":
+        fields.raw("original_max_position_embeddings")  # only LongRoPE needs it
         return RopeConfig(theta, share=share)
     if kind not in LONGROPE:
         raise rope.error("rope_type", f"{kind!r} is not supported, only default and longrope")
-    return RopeConfig(
-        theta,
-        "longrope",
-        share=share,
-        factor=rope.number("factor") if "factor" in rope else longest / original,
-        original_max_position=original,
-        attention_factor=rope.optional_number("attention_factor"),
-        short_factors=_factors(rope, "short_factor", pairs),
-        long_factors=_factors(rope, "long_factor", pairs),
-    )
-
-
-def _factors(rope: Fields, name: str, pairs: int) -> tuple[float, ...]:
-    values = rope.raw(name)
-    if not isinstance(values, list) or len(values) != pairs:
-        raise rope.error(name, f"expected a list of {pairs} numbers")
-    for value in values:
-        if type(value) not in (int, float) or not 0 < value < float("inf"):
-            raise rope.error(name, f"{value!r} is not a number over 0")
-    return tuple(map(float, values))
+    return replace(long_rope(rope, fields, theta, pairs, original=4096), share=share)

@@ -5,7 +5,7 @@
 PYTHON is an interpreter with the package `xllamacpp`: llama.cpp's own server, which its makers compile for
 AVX2. Both servers stream over HTTP, with the threads that the machine has processors. Prompts are random
 token ids and all differ, so no prefix is cached; but they favour guesses from the prompt, which
-`--speculate off` leaves out. Prints medians of tokens/s with 1 and 8 clients, and of the
+`--speculate off` leaves out. Prints medians of tokens/s with each number of `--clients`, and of the
 seconds until the first token after a prompt of 512 tokens. On a busy machine only the ratios mean something.
 """
 
@@ -26,14 +26,12 @@ import httpx
 
 from personae.evals.bench.instructions import AVX2
 
-CLIENTS = (1, 8)
-FIGURES = (*(f"{clients} clients, tokens/s" for clients in CLIENTS), "first token of 512, s")
 START_SECONDS = 600.0
 PEER = """
 import sys, threading, xllamacpp
 params = xllamacpp.CommonParams()
-params.model.path, params.port, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-params.n_parallel, params.n_ctx, params.n_gpu_layers, params.warmup = 8, 8 * 1024, 0, True
+params.model.path, params.port, threads, slots = sys.argv[1], *map(int, sys.argv[2:5])
+params.n_parallel, params.n_ctx, params.n_gpu_layers, params.warmup = slots, slots * 1024, 0, True
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
 server = xllamacpp.Server(params)
 threading.Event().wait()
@@ -58,8 +56,8 @@ def serving(command: list[str], port: int, environment: dict[str, str]) -> Itera
             process.kill()
 
 
-async def measure(address: str, tokens: int, seed: int) -> list[float]:
-    """FIGURES of a server."""
+async def measure(address: str, tokens: int, seed: int, groups: list[int]) -> list[float]:
+    """Tokens/s of a server with each number of clients in `groups`, and its seconds until the first token."""
     drawn = random.Random(seed)
     each_anew = httpx.Limits(max_keepalive_connections=0)  # llama.cpp closes what is idle for 5 s
     async with httpx.AsyncClient(base_url=address, timeout=600, limits=each_anew) as client:
@@ -86,7 +84,7 @@ async def measure(address: str, tokens: int, seed: int) -> list[float]:
 
         await answer(16, 4)
         found = []
-        for clients in CLIENTS:
+        for clients in groups:
             began = time.perf_counter()
             async with anyio.create_task_group() as tasks:
                 for _ in range(clients):
@@ -110,21 +108,24 @@ def main() -> None:
     parser.add_argument("--peer", required=True, help="a Python that has xllamacpp")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8], help="at the same time")
     parser.add_argument("--speculate", default="auto", help="as `personae serve` takes it")
     asked = parser.parse_args()
+    figures = [*(f"{clients} clients, tokens/s" for clients in asked.clients), "first token of 512, s"]
     for file in asked.files:
         found: dict[str, list[list[float]]] = {"Personae": [], "llama.cpp": []}
         for number in range(asked.rounds):
             for name in sorted(found, reverse=bool(number % 2)):
                 port = free_port()
-                peer = [asked.peer, "-c", PEER, str(file), str(port), str(os.cpu_count())]
+                slots = max(8, *asked.clients)
+                peer = [asked.peer, "-c", PEER, str(file), str(port), str(os.cpu_count()), str(slots)]
                 own = [sys.executable, "-m", "personae", "serve", str(file), "--port", str(port)]
                 own += ["--speculate", asked.speculate]
                 command, environment = (own, AVX2) if name == "Personae" else (peer, {})
                 with serving(command, port, environment) as address:
-                    found[name].append(anyio.run(measure, address, asked.tokens, number))
+                    found[name].append(anyio.run(measure, address, asked.tokens, number, asked.clients))
         print(f"| {file.name} | Personae | llama.cpp | ratio |\n|---|---|---|---|")
-        for place, figure in enumerate(FIGURES):
+        for place, figure in enumerate(figures):
             mine, other = (statistics.median(each[place] for each in found[name]) for name in found)
             print(f"| {figure} | {mine:.3g} | {other:.3g} | {mine / other:.2f} |", flush=True)
 

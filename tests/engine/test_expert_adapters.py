@@ -71,6 +71,32 @@ def test_adapters_on_experts_and_the_base_continue_in_one_batch_as_in_peft(
     assert changed >= 4
 
 
+def test_sixteen_adapters_on_experts_continue_in_one_batch_as_in_peft(tmp_path: Path) -> None:
+    base = base_of("qwen3_moe", tmp_path)
+    adapters = {
+        f"{seed:x}": make_adapter_folder(
+            tmp_path / f"{seed:x}",
+            base,
+            rank=1 + seed % 7,
+            seed=seed,
+            scale=0.5,
+            targets=[],
+            target_parameters=own,
+        )
+        for seed, own in enumerate([BOTH, BOTH[:1], BOTH[1:], BOTH] * 4)
+    }
+    harness = EngineHarness(base, adapters)
+    prompts = {name: [(31 * int(name, 16) + 7 * place) % VOCAB for place in range(9)] for name in adapters}
+    played = harness.play([harness.log(name, prompt, name, max_tokens=8) for name, prompt in prompts.items()])
+    truths = {
+        name: hf_greedy(PeftModel.from_pretrained(hf_model(base), folder).eval(), prompts[name], 8)
+        for name, folder in adapters.items()
+    }
+    assert {name: played[name].tokens for name in adapters} == truths
+    plain = hf_model(base)
+    assert sum(hf_greedy(plain, prompts[name], 8) != truth for name, truth in truths.items()) >= 14
+
+
 def each_expert(base: Path, path: Path, *, block: str, names: tuple[str, ...], experts: int) -> Path:
     """An adapter with a pair for each expert's module, as transformers 4 had them."""
     folder = make_adapter_folder(path, base, rank=3, targets=["q_proj"], scale=0.4)

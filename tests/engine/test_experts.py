@@ -16,8 +16,10 @@ from tiny_models import VOCAB, make_model_folder, model_folder
 from personae.engine.layers.moe import MoE
 from personae.engine.loader import load_model
 from personae.engine.lora_shapes import lora_shapes
+from personae.engine.quantization.base import LinearMethod
 from personae.errors import AdapterError, ModelLoadError
 from personae.kernels import reference
+from personae.kernels.registry import optional
 from personae.lora.peft import read_adapter
 from personae.lora.peft_names import TENSORS_FILE
 
@@ -154,6 +156,14 @@ def test_packed_experts_can_be_had_back() -> None:
         pair = torch.cat([stored[f"{prefix}.{name}_proj.weight"] for name in ("gate", "up")])
         assert torch.equal(block.gate_up.plain()[rows], pair)
         assert torch.equal(block.down.plain()[rows], stored[f"{prefix}.down_proj.weight"])
+
+
+@pytest.mark.skipif(optional("pack_linear", CPU, torch.bfloat16) is None, reason="no backend packs weights")
+def test_the_plain_weights_of_packed_experts_are_freed() -> None:
+    block = load_model(model_folder("qwen3_moe", torch_dtype="bfloat16"), device=CPU).layers[2].mlp
+    assert isinstance(block, MoE)
+    for linear in (block.gate_up, block.down):
+        assert not [value for value in vars(linear).values() if isinstance(value, LinearMethod)]
 
 
 @pytest.mark.parametrize("renormalize", [False, True])

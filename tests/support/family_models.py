@@ -229,6 +229,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("qwen3_5_text", DELTA),
     "qwen3_5_moe": ("qwen3_5_moe_text", DELTA),
     "minicpm3": ("minicpm3", {**LATENT, "scale_emb": 3, "dim_model_base": 48}),
+    "minicpm3, LongRoPE": (
+        "minicpm3",
+        {
+            **LATENT,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0, 1.2, 1.5, 2.0],
+                "long_factor": [1.0, 1.3, 2.0, 4.0],
+                "original_max_position_embeddings": 1024,
+            },
+        },
+    ),
     "llama4": (
         "llama4_text",
         {

@@ -15,8 +15,8 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from family_models import make_family_folder
-from gguf_files import converted, of_mamba, write_tokenizer
+from family_models import YARN, make_family_folder
+from gguf_files import apart, converted, of_mamba, write_tokenizer
 from safetensors.torch import load_file
 
 RECORDED = Path(__file__).with_name("gguf_metadata.json")
@@ -59,8 +59,29 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma4, experts": {},
     "gemma4, keys as values": {},
     "granitemoehybrid": {},
+    "falcon_h1": {"mamba_proj_bias": False, "projectors_bias": False},
+    "falcon_h1, no norm": {
+        "mamba_proj_bias": False,
+        "projectors_bias": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "v_head_dim": 16},
+    "minicpm3, LongRoPE": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "v_head_dim": 16},
+    "jais2": {},
+    "mellum": {"mlp_layer_types": ["sparse"] * 3},
+    "hy_v3": {},
+    "granite_swa": {"layer_rope_theta": [1e4, 0, 1e4]},
+    "granitemoe_swa": {},
+    "bamba": {},
+    "mistral4": {
+        "rope_parameters": YARN | {"llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
+    },
+    "solar_open": {},
 }
-PERMUTED = ("arcee", "mistral3", "granite", "granitemoe")
+PERMUTED = ("arcee", "mistral3", "granite", "granitemoe", "granite_swa", "granitehybrid")
+NAMES_OF = {"granite_swa": "llama", "mellum": "qwen3moe", "hy_v3": "llama"}
+"""Architectures that the package does not know yet, and one with the same names."""
 VECTORS = {  # what the package's table does not name
     "layer_scalar": "layer_output_scale.weight",
     "altup.correct_output_scale": "altup_correct_scale.weight",
@@ -72,7 +93,21 @@ VECTORS = {  # what the package's table does not name
     "mlp.moe_statics.e_score_correction.bias": "exp_probs_b.bias",
     "mlp.gate.e_score_correction.bias": "exp_probs_b.bias",
     "block_sparse_moe.e_score_correction.bias": "exp_probs_b.bias",
+    "mlp.expert_bias.bias": "exp_probs_b",  # without an ending
+    "self_attn.q_norm.weight": "attn_q_norm.weight",
+    "self_attn.k_norm.weight": "attn_k_norm.weight",
+    "self_attn.sinks": "attn_sinks.weight",
+    "mlp.router.gate.weight": "ffn_gate_inp.weight",
+    "mlp.shared_mlp.gate_proj.weight": "ffn_gate_shexp.weight",
+    "mlp.shared_mlp.up_proj.weight": "ffn_up_shexp.weight",
+    "mlp.shared_mlp.down_proj.weight": "ffn_down_shexp.weight",
+    "shared_mlp.input_linear.weight": "ffn_up_shexp.weight",
+    "shared_mlp.output_linear.weight": "ffn_down_shexp.weight",
+    "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
+    "block_sparse_moe.experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "block_sparse_moe.experts.down_proj": "ffn_down_exps.weight",
 }
+WITHOUT_HALVES = ("gemma4", "granite_swa", "mistral4")  # gates and ups of experts stay one tensor
 _CONVERT = """
 import sys
 from pathlib import Path
@@ -82,11 +117,16 @@ import gguf
 from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
 from conversion.base import TextModel
 from conversion.llama import LlamaModel
+from conversion.mistral3 import Mistral3Model
 
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
 LlamaModel.set_vocab = lambda self: self._set_vocab_gpt2()
 folder, file = map(Path, sys.argv[2:])
-found = get_model_class(get_model_architecture(ModelBase.load_hparams(folder, False), ModelType.TEXT))
+fields = ModelBase.load_hparams(folder, False)
+if fields["model_type"] == "mistral4":
+    found = Mistral3Model.Mistral4Model
+else:
+    found = get_model_class(get_model_architecture(fields, ModelType.TEXT))
 
 
 class Converted(found):
@@ -118,6 +158,14 @@ def makers_fields(config: dict[str, Any]) -> dict[str, Any]:
             "moe_intermediate_size": [config["intermediate_size"]] * layers,
             "num_shared_expert": [1] * layers,
         }
+    if kind == "granite_swa":
+        return {"no_rope_layers": [int(theta > 0) for theta in config["layer_rope_theta"]]}
+    if kind == "solar_open":
+        return {"partial_rotary_factor": 1.0}
+    if kind == "falcon_h1":
+        return {"head_dim": config["hidden_size"] // config["num_attention_heads"]}
+    if kind == "bamba":
+        return {"attn_rotary_emb": config["hidden_size"] // config["num_attention_heads"] // 2}
     if kind == "granitemoehybrid":
         names = {"full_attention": "attention"}
         return {"layer_types": [names.get(own, own) for own in config["layer_types"]]}
@@ -168,14 +216,15 @@ def write_recorded(path: Path, folder: Path, case: str) -> Path:
     """The folder's model as the converter writes it: its recorded metadata, and the package's names."""
     fields = json.loads(RECORDED.read_text())[case]
     kind = fields["general.architecture"][1]
-    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
+    known = NAMES_OF.get(kind, kind)
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
     names, config = gguf.get_tensor_name_map(arch, 8), json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, kind)
     add_recorded(writer, fields)
     write_tokenizer(writer, folder)
     stored: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    for name, tensor in _of_kind(stored, kind):
+    for name, tensor in _of_kind(stored, kind, config):
         stem, _, end = name.rpartition(".")
         part = stem.rpartition(".")[2]
         if kind in PERMUTED and part in heads:
@@ -183,12 +232,16 @@ def write_recorded(path: Path, folder: Path, case: str) -> Path:
             tensor = halves.transpose(1, 2).reshape(tensor.shape)
         if kind == "nemotron" and end == "weight" and "norm" in part:
             tensor = tensor + 1
-        own = name if name.startswith(("blk.", "altup")) else f"{names.get_name(stem)}.{end}"
+        whole = name if name.startswith(("blk.", "altup")) else names.get_name(name)
+        own = whole or f"{names.get_name(stem)}.{end}"
         if not own.startswith("None") and not (kind == "cohere2" and end == "bias"):
             writer.add_tensor(own, tensor.float().contiguous().numpy())
     if kind == "gemma4":
         shares = np.array([1.0] * 3 + [1e30] * 9, np.float32)  # a quarter of 12 pairs
         writer.add_tensor("rope_freqs.weight", shares)
+    rope = config.get("rope_parameters") or {}
+    for length in ("long", "short") if rope.get("rope_type") == "longrope" else ():
+        writer.add_tensor(f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -196,15 +249,24 @@ def write_recorded(path: Path, folder: Path, case: str) -> Path:
     return path
 
 
-def _of_kind(stored: dict[str, torch.Tensor], kind: str) -> Iterator[tuple[str, torch.Tensor]]:
+def _of_kind(
+    stored: dict[str, torch.Tensor], kind: str, config: dict[str, Any]
+) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors under names that the table knows, or under GGUF's."""
     if kind == "llama4":
         yield from _apart(stored)
         return
     if kind == "granite" or kind == "granitemoe":
         stored = dict(of_mamba(stored, {"num_local_experts": 8, "mamba_n_groups": 1}))
+    if kind in ("granitehybrid", "falcon-h1"):
+        stored = dict(of_mamba(stored, config))
+        stored |= {name: tensor.squeeze(1) for name, tensor in stored.items() if "conv1d.weight" in name}
+    if kind == "falcon-h1":
+        stored = {name: tensor * _multipliers(name, tensor, config) for name, tensor in stored.items()}
+    if kind == "mistral4":
+        stored = dict(apart(stored, config))
     streams: dict[str, list[torch.Tensor]] = {}
-    for name, tensor in stored.items() if kind == "gemma4" else converted(stored):
+    for name, tensor in stored.items() if kind in WITHOUT_HALVES else converted(stored):
         layer = re.match(r"model\.layers\.(\d+)\.(.*)", name)
         if name.startswith(("model.altup_projections", "model.altup_unembed_projections")):
             streams.setdefault(name.split(".")[1], []).append(tensor)
@@ -220,6 +282,30 @@ def _of_kind(stored: dict[str, torch.Tensor], kind: str) -> Iterator[tuple[str, 
             + ".weight",
             torch.stack(parts),
         )
+
+
+def _multipliers(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
+    """What Falcon-H1's converter multiplies a weight by."""
+    gate, down = config["mlp_multipliers"]
+    into, key = config["attention_in_multiplier"], config["key_multiplier"]
+    factors = {
+        "gate_proj": gate,
+        "down_proj": down,
+        "q_proj": into,
+        "k_proj": into * key,
+        "v_proj": into,
+        "o_proj": config["attention_out_multiplier"],
+        "out_proj": config["ssm_out_multiplier"],
+        "lm_head": config["lm_head_multiplier"],
+        "embed_tokens": config["embedding_multiplier"],
+    }
+    part = name.removesuffix(".weight").rpartition(".")[2]
+    if part != "in_proj":
+        return torch.tensor(factors.get(part, 1.0))
+    inner, groups = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+    sizes = (inner, inner, groups, groups, config["mamba_n_heads"])
+    scales = torch.repeat_interleave(torch.tensor(config["ssm_multipliers"]), torch.tensor(sizes))
+    return scales[:, None] * config["ssm_in_multiplier"]
 
 
 def _apart(stored: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

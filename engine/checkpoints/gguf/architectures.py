@@ -342,8 +342,76 @@ def _qwen2moe(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
 
 
 def _glm4moe(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    """GLM-4.5, and without any size of a dense MLP Solar Open."""
     _without_further(metadata, prefix, values)
     _grouped_experts(metadata, prefix, values, renormalize=True, gating=SIGMOID)
+    if not values["intermediate_size"]:
+        values["architecture"] = "SolarOpenForCausalLM"
+
+
+def _mellum(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    """Mellum 2, whose layers with a window have a rotary embedding of their own, without YaRN."""
+    _windows(metadata, prefix, values)
+    _experts(metadata, prefix, values, renormalize=True)
+    far = {"rope_type": "default", "rope_theta": values["rope_theta"], **values.pop("rope_scaling", {})}
+    base = metadata.number(f"{prefix}.rope.freq_base_swa", default=values["rope_theta"])
+    near = {"rope_type": "default", "rope_theta": base}
+    values["rope_parameters"] = {"full_attention": far, "sliding_attention": near}
+
+
+def _hy_v3(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    _without_further(metadata, prefix, values)
+    _experts(metadata, prefix, values, renormalize=True, gating=SIGMOID)
+    size, key = values["moe_intermediate_size"], f"{prefix}.expert_shared_feed_forward_length"
+    shared = metadata.integer(key, default=size)
+    if not size or not shared or shared % size:
+        raise metadata.error(key, f"{shared} is not a multiple of the {size} of an expert")
+    dense = metadata.integer(f"{prefix}.leading_dense_block_count", default=1)
+    layers = values["num_hidden_layers"]
+    values |= {
+        "num_shared_experts": shared // size,
+        "router_scaling_factor": metadata.number(f"{prefix}.expert_weights_scale", default=1.0),
+        "mlp_layer_types": ["dense" if layer < dense else "sparse" for layer in range(layers)],
+    }
+
+
+def _granite_swa(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    """Granite with windows, which has a rotary embedding in all layers or in those of a list."""
+    _granite(metadata, prefix, values)
+    _windows(metadata, prefix, values)
+    key, layers = f"{prefix}.attention.rope_pattern", values["num_hidden_layers"]
+    if key in metadata:
+        turned = metadata.flags(key)
+        if len(turned) != layers:
+            raise metadata.error(key, f"expected {layers} layers, found {len(turned)}")
+        values["layer_rope_theta"] = [values["rope_theta"] if own else 0 for own in turned]
+    shared = metadata.integer(f"{prefix}.expert_shared_feed_forward_length", default=0)
+    if metadata.integer(f"{prefix}.expert_count", default=0):
+        _all_experts(metadata, prefix, values, renormalize=True)
+        values |= {"architecture": "GraniteMoeSWAForCausalLM", "shared_intermediate_size": shared}
+
+
+def _minicpm3(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    """MiniCPM3. Its scales are not in the file: the family's own are its makers'."""
+    for name in ("q_lora_rank", "kv_lora_rank"):
+        values[name] = metadata.integer(f"{prefix}.attention.{name}")
+    _divide_keys(metadata, prefix, values, metadata.integer(f"{prefix}.attention.key_length"))
+
+
+def _divide_keys(metadata: Metadata, prefix: str, values: dict[str, Any], wide: int) -> None:
+    """Adds the two parts of a latent attention's key of this size: the one that is rotated and the other."""
+    key = f"{prefix}.rope.dimension_count"
+    turned = metadata.integer(key)
+    if not 0 < turned < wide <= LARGEST_HEAD:
+        raise metadata.error(key, f"{turned} of {wide} is no plausible part")
+    values |= {"qk_rope_head_dim": turned, "qk_nope_head_dim": wide - turned}
+
+
+def _falcon_h1(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    """Falcon-H1, whose scales are in the file's weights. The norm of states comes after their gate."""
+    _mamba(metadata, prefix, values)
+    values["mamba_d_ssm"] = values["mamba_n_heads"] * values["mamba_d_head"]
+    values["mamba_norm_before_gate"] = False
 
 
 def _without_further(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
@@ -390,22 +458,30 @@ def _deepseek2(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
             ("value", metadata.integer(f"{prefix}.attention.value_length")),
         )
     )
-    turned = metadata.integer(f"{prefix}.rope.dimension_count")
-    if not 0 < turned < wide <= LARGEST_HEAD or not 0 < value <= LARGEST_HEAD:
-        raise metadata.error(f"{prefix}.rope.dimension_count", f"{turned} of {wide} is no plausible part")
+    if not 0 < value <= LARGEST_HEAD:
+        raise metadata.error(f"{prefix}.attention.value_length", f"{value} is no plausible size")
     queries = metadata.integer(f"{prefix}.attention.q_lora_rank", default=0)
     values |= {
         "num_key_value_heads": values["num_attention_heads"],
         "q_lora_rank": queries or None,
         "kv_lora_rank": metadata.integer(f"{prefix}.attention.kv_lora_rank"),
-        "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": wide - turned,
         "v_head_dim": value,
     }
+    _divide_keys(metadata, prefix, values, wide)
     rope = values.get("rope_scaling", {})
     if "mscale_all_dim" in rope:  # of this architecture the file has a tenth
         rope["mscale_all_dim"] *= 10
         rope["mscale"] = rope["mscale_all_dim"]
+
+
+def _mistral4(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    """Mistral Small 4, whose q is scaled by its position. Its makers' scale need not be in the file."""
+    _deepseek2(metadata, prefix, values)
+    rope = values.pop("rope_scaling", {"rope_type": "default"})
+    beta = metadata.number(f"{prefix}.attention.temperature_scale", default=0.1)
+    original = values.pop("original_max_position_embeddings", 8192)
+    scaled = {"llama_4_scaling_beta": beta, "original_max_position_embeddings": original}
+    values["rope_parameters"] = rope | {"rope_theta": values["rope_theta"]} | scaled
 
 
 def _lfm2(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
@@ -443,7 +519,12 @@ def _qwen3next(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
 
 
 def _granitehybrid(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
-    """Granite 4's H models, whose attention is rotated only where a field says so."""
+    """Granite 4's H models, whose attention is rotated only where a field says so; without Granite's scales
+    Bamba."""
+    turned = metadata.flag(f"{prefix}.rope.scaling.finetuned", default=False)
+    if turned and f"{prefix}.logit_scale" not in metadata:
+        _bamba(metadata, prefix, values)
+        return
     _granite(metadata, prefix, values)
     values["num_local_experts"] = metadata.integer(f"{prefix}.expert_count", default=0)
     shared = metadata.integer(f"{prefix}.expert_shared_feed_forward_length", default=0)
@@ -453,8 +534,20 @@ def _granitehybrid(metadata: Metadata, prefix: str, values: dict[str, Any]) -> N
         shared if values["num_local_experts"] else values["intermediate_size"]
     )
     values["layer_types"] = _kinds_by_heads(metadata, prefix, values, "linear_attention")
-    turned = metadata.flag(f"{prefix}.rope.scaling.finetuned", default=False)
     values["position_embedding_type"] = "rope" if turned else "nope"
+    _mamba(metadata, prefix, values)
+
+
+def _bamba(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    kinds = _kinds_by_heads(metadata, prefix, values, "linear_attention")
+    values["architecture"] = "BambaForCausalLM"
+    values["attn_layer_indices"] = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    values.setdefault("partial_rotary_factor", 1.0)
+    _mamba(metadata, prefix, values)
+
+
+def _mamba(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    """Adds the sizes of Mamba-2."""
     heads, width = _state_heads(metadata, prefix)
     values |= {
         "mamba_n_heads": heads,
@@ -554,8 +647,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         permuted=True,
         translate=_granitehybrid,
         reads=(*SCALES, *EXPERTS, *STATES),
+        partial=True,
         mixed=True,
     ),
+    "granite_swa": Architecture(
+        "GraniteSWAForCausalLM", permuted=True, translate=_granite_swa, reads=(*SCALES, *EXPERTS)
+    ),
+    "falcon-h1": Architecture("FalconH1ForCausalLM", translate=_falcon_h1, reads=STATES),
     "nemotron_h": Architecture(
         "NemotronHForCausalLM",
         permuted=True,
@@ -581,6 +679,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm4moe": Architecture("Glm4MoeForCausalLM", translate=_glm4moe, reads=EXPERTS, partial=True),
     "seed_oss": Architecture("SeedOssForCausalLM"),
     "deepseek2": Architecture("DeepseekV2ForCausalLM", translate=_deepseek2, reads=EXPERTS, latent=True),
+    "mistral4": Architecture("Mistral4ForCausalLM", translate=_mistral4, reads=EXPERTS, latent=True),
+    "minicpm3": Architecture("MiniCPM3ForCausalLM", translate=_minicpm3, latent=True),
+    "mellum": Architecture("MellumForCausalLM", translate=_mellum, reads=EXPERTS),
     "gemma4": Architecture(
         "Gemma4ForCausalLM",
         translate=_gemma4,
@@ -602,6 +703,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "dots1": Architecture("Dots1ForCausalLM", translate=_dots1, reads=EXPERTS),
     "minimax-m2": Architecture("MiniMaxM2ForCausalLM", translate=_minimax_m2, reads=EXPERTS, partial=True),
     "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM"),
+    "hy_v3": Architecture("HYV3ForCausalLM", translate=_hy_v3, reads=EXPERTS),
     "hunyuan-moe": Architecture("HunYuanMoEV1ForCausalLM", translate=_hunyuan_moe, reads=EXPERTS),
     "mistral3": Architecture("Ministral3ForCausalLM", permuted=True, translate=_mistral3),
     "command-r": Architecture(
@@ -626,6 +728,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm=LAYER_NORM,
         eps="layer_norm_eps",
     ),
+    "jais2": Architecture("Jais2ForCausalLM", norm=LAYER_NORM, eps="layer_norm_eps"),
     "nemotron": Architecture("NemotronForCausalLM", partial=True, norm=LAYER_NORM, eps="norm_eps"),
     "lfm2": Architecture("Lfm2ForCausalLM", translate=_lfm2, mixed=True),
     "lfm2moe": Architecture("Lfm2MoeForCausalLM", translate=_lfm2moe, reads=EXPERTS, mixed=True),

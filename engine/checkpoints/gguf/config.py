@@ -1,6 +1,6 @@
 """Translates GGUF's metadata into the fields of `config.json`, which the model families read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,11 +13,12 @@ from personae.engine.checkpoints.gguf.metadata import Metadata
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.layers.attention import AttentionSpec
-from personae.engine.layers.block import LayerSpec, NoBlockSpec
+from personae.engine.layers.block import BlockSpec, LayerSpec
 from personae.engine.layers.delta_net import DeltaNetSpec
 from personae.engine.layers.latent_attention import LatentAttentionSpec
 from personae.engine.layers.mamba import MambaSpec
 from personae.engine.layers.mlp import MlpSpec
+from personae.engine.layers.parallel import ParallelSpec, side_by_side
 from personae.engine.layers.rotary import RopeConfig
 from personae.engine.layers.short_convolution import ShortConvolutionSpec
 from personae.engine.models import family
@@ -87,10 +88,11 @@ def read_gguf_config(
         name = values.pop("architecture", name)
     translate = family(name)
     assert translate is not None
+    parts = {key.split(".", 2)[2] for key in tensors if key.startswith("blk.") and key.count(".") > 1}
     config = replace(
         translate(name, Fields(values, metadata.where)),
         norm_offset=0.0,  # GGUF adds the offset to the stored norms
-    ).with_layers(partial(_with_biases, tensors))
+    ).with_layers(partial(_with_biases, parts))
     if stretched and not architecture.proportional:
         config = _with_factors(metadata, config, stretched)
     meaningless = MEANINGLESS if _has_states(config) else MEANINGLESS | STATE_SIZES
@@ -99,43 +101,41 @@ def read_gguf_config(
 
 
 def _has_states(config: ModelConfig) -> bool:
-    return any(isinstance(layer.attention, MambaSpec | DeltaNetSpec) for layer in config.layer_specs)
-
-
-def _with_biases(tensors: Mapping[str, TensorInfo], layer: LayerSpec) -> LayerSpec:
-    """The layer with the biases that the file has. Experts have them or not by their family."""
-    if isinstance(layer.attention, LatentAttentionSpec):
-        bias = _any(tensors, "attn_kv_a_mqa.bias")
-        return replace(layer, attention=replace(layer.attention, bias=bias))
-    if isinstance(layer.attention, DeltaNetSpec):
-        return layer
-    if isinstance(layer.attention, MambaSpec):
-        bias = any(name.endswith(".ssm_conv1d.bias") for name in tensors)
-        return replace(layer, attention=replace(layer.attention, conv_bias=bias))
-    if isinstance(layer.attention, NoBlockSpec):
-        return layer
-    if isinstance(layer.attention, ShortConvolutionSpec):
-        bias = any(name.endswith(".shortconv.conv.bias") for name in tensors)
-        return replace(layer, attention=replace(layer.attention, bias=bias))
-    attention = replace(
-        _attention(layer),
-        qkv_bias=_any(tensors, "attn_q.bias", "attn_qkv.bias"),
-        o_bias=_any(tensors, "attn_output.bias"),
+    return any(
+        isinstance(block, MambaSpec | DeltaNetSpec)
+        for layer in config.layer_specs
+        for block in side_by_side(layer.attention)
     )
-    if not isinstance(layer.mlp, MlpSpec):
-        return replace(layer, attention=attention)
-    return replace(layer, attention=attention, mlp=replace(layer.mlp, bias=_any(tensors, "ffn_up.bias")))
+
+
+def _with_biases(parts: Set[str], layer: LayerSpec) -> LayerSpec:
+    """The layer with the biases that the file has, of whose tensors `parts` are the names in a layer. Experts
+    have them or not by their family."""
+    mlp = layer.mlp
+    if isinstance(mlp, MlpSpec):
+        mlp = replace(mlp, bias="ffn_up.bias" in parts)
+    return replace(layer, attention=_biased(parts, layer.attention), mlp=mlp)
+
+
+def _biased(parts: Set[str], block: BlockSpec) -> BlockSpec:
+    if isinstance(block, ParallelSpec):
+        return replace(block, first=_biased(parts, block.first), second=_biased(parts, block.second))
+    if isinstance(block, AttentionSpec):
+        merged = not parts.isdisjoint(("attn_q.bias", "attn_qkv.bias"))
+        return replace(block, qkv_bias=merged, o_bias="attn_output.bias" in parts)
+    if isinstance(block, LatentAttentionSpec):
+        return replace(block, bias="attn_kv_a_mqa.bias" in parts)
+    if isinstance(block, MambaSpec):
+        return replace(block, bias="ssm_in.bias" in parts, conv_bias="ssm_conv1d.bias" in parts)
+    if isinstance(block, ShortConvolutionSpec):
+        return replace(block, bias="shortconv.conv.bias" in parts)
+    return block
 
 
 def _attention(layer: LayerSpec) -> AttentionSpec:
     """The layer's attention. Other blocks in its place are not supported in GGUF."""
     assert isinstance(layer.attention, AttentionSpec)
     return layer.attention
-
-
-def _any(tensors: Mapping[str, TensorInfo], *names: str) -> bool:
-    """Whether the first layer has one of these."""
-    return any(f"blk.0.{name}" in tensors for name in names)
 
 
 def _common(
@@ -180,6 +180,7 @@ def _common(
         "rope_theta": metadata.number(f"{prefix}.rope.freq_base", default=10000.0),
         "tie_word_embeddings": "output.weight" not in tensors,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,
+        "mamba_rms_norm": "blk.0.ssm_norm.weight" in tensors,
     }
     if (laurel := tensors.get("blk.0.laurel_l.weight")) is not None:
         values["laurel_rank"] = laurel.shape[0]

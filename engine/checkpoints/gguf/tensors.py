@@ -16,7 +16,7 @@ from personae.engine.checkpoints.gguf.header import Header, TensorInfo
 from personae.engine.config import ModelConfig
 from personae.engine.layers.altup import AltUpSpec
 from personae.engine.layers.attention import AttentionSpec
-from personae.engine.layers.block import LayerSpec
+from personae.engine.layers.block import BlockSpec, LayerSpec
 from personae.engine.layers.delta_net import DeltaNetSpec
 from personae.engine.layers.dense_and_experts import DenseAndExpertsSpec, experts_of
 from personae.engine.layers.latent_attention import LatentAttentionSpec
@@ -24,6 +24,7 @@ from personae.engine.layers.latent_experts import INTO, OUT, LatentExpertsSpec
 from personae.engine.layers.mamba import MambaSpec
 from personae.engine.layers.mlp import GATED, MlpSpec
 from personae.engine.layers.moe import MoeSpec
+from personae.engine.layers.parallel import side_by_side
 from personae.engine.layers.per_layer_embedding import GATE, PROJECTION, TABLE, PerLayerInputSpec
 from personae.engine.layers.short_convolution import ShortConvolutionSpec
 from personae.engine.quantization.gguf import METHODS
@@ -80,7 +81,7 @@ OF_LAYERS = {  # vectors whose names have no ending
 }
 SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
 ROUTER, SHARED_GATE, CORRECTION = "ffn_gate_inp", "ffn_gate_inp_shexp", "exp_probs_b"
-MERGED = {"ffn_up": "mlp.gate_up_proj"}  # if gate and up are one tensor
+BARE = {CORRECTION: "bias", "ffn_norm": "weight"}  # without an ending: Hunyuan 3's and Falcon-H1's
 KEYS, VALUES = "k_b_proj", "v_b_proj"  # of each head, which newer files have apart
 LATENT_EXPERTS = {"ffn_latent_down": INTO, "ffn_latent_up": OUT}
 MLP_PARTS = ("ffn_gate", "ffn_up", "ffn_down")
@@ -256,12 +257,15 @@ def _merged_mlps(spec: LayerSpec) -> Iterator[MlpSpec]:
 
 
 def _merge(found: dict[str, StoredTensor], prefix: str, mlp: MlpSpec) -> None:
-    """Puts gate and up in the place of the two, if the file has both."""
+    """Puts gate and up in the place of the two, if the file has both. An up without a gate is both."""
+    whole = f"{prefix}.{mlp.modules[0][0]}.weight"
     parts = [tensor for part in GATED[:2] if (tensor := found.get(f"{prefix}.{part}.weight")) is not None]
     if len(parts) == 2 and parts[0].shape == parts[1].shape and len(parts[0].shape) == 2:
         for part in GATED[:2]:
             del found[f"{prefix}.{part}.weight"]
-        found[f"{prefix}.{mlp.modules[0][0]}.weight"] = _joined(parts, torch.arange(2 * parts[0].shape[0]))
+        found[whole] = _joined(parts, torch.arange(2 * parts[0].shape[0]))
+    elif len(parts) == 1 and (both := found.pop(f"{prefix}.{GATED[1]}.weight", None)) is not None:
+        found[whole] = both
 
 
 def _joined(parts: list[StoredTensor], order: Tensor) -> StoredTensor:
@@ -389,6 +393,9 @@ def _tensors(
 def _names(name: str, config: ModelConfig) -> list[str]:
     """The decoder's names for a tensor: one, or one for each expert."""
     part, _, kind = name.rpartition(".")
+    if kind in BARE:
+        part, kind = name, BARE[kind]
+        name = f"{part}.{kind}"
     if part in TOP or part in FINAL_NORMS:
         return [f"{TOP.get(part, config.final_norm)}.{kind}"]
     if part in STREAM_PROJECTIONS and isinstance(altup := config.layer_specs[0].further, AltUpSpec):
@@ -434,11 +441,11 @@ def _state_vector(name: str, config: ModelConfig) -> str:
     part = STATE_VECTORS.get(name[match.end() :]) if match is not None else None
     if match is None or part is None or int(match[1]) >= config.layers:
         return name
-    block = config.layer_specs[int(match[1])].attention
-    if not isinstance(block, DeltaNetSpec | MambaSpec):
-        return name
-    path = block.path if isinstance(block, MambaSpec) else "linear_attn"
-    return f"model.layers.{match[1]}.{path}.{part}"
+    for block in side_by_side(config.layer_specs[int(match[1])].attention):
+        if isinstance(block, DeltaNetSpec | MambaSpec):
+            path = block.path if isinstance(block, MambaSpec) else "linear_attn"
+            return f"model.layers.{match[1]}.{path}.{part}"
+    return name
 
 
 def _of_layer(config: ModelConfig, spec: LayerSpec) -> Iterator[tuple[str, str]]:
@@ -449,24 +456,8 @@ def _of_layer(config: ModelConfig, spec: LayerSpec) -> Iterator[tuple[str, str]]
         yield from zip(("post_attention_norm", "post_ffw_norm"), config.post_norms, strict=True)
     elif config.pre_norms is not None:
         yield "post_attention_norm", config.pre_norms[1]  # gpt-oss, GLM-4.5 and Seed-OSS
-    if isinstance(spec.attention, AttentionSpec):
-        names = {"attn_output": spec.attention.output, "attn_qkv": "qkv_proj"}
-        if spec.attention.norms is not None:
-            names |= dict(zip(("attn_q_norm", "attn_k_norm"), spec.attention.norms, strict=True))
-        for part, own in (names | {f"attn_{part}": f"{part}_proj" for part in "qkv"}).items():
-            yield part, f"{spec.attention.path}.{own}"
-    elif isinstance(spec.attention, LatentAttentionSpec):
-        for part, own in LATENT.items():
-            yield part, f"self_attn.{own}"
-    elif isinstance(spec.attention, DeltaNetSpec):
-        for part, own in DELTA_NET.items():
-            yield part, f"linear_attn.{own}"
-    elif isinstance(spec.attention, MambaSpec):
-        for part, own in MAMBA.items():
-            yield part, f"{spec.attention.path}.{own}"
-    elif isinstance(spec.attention, ShortConvolutionSpec):
-        for part in ("conv", "in_proj", "out_proj"):
-            yield f"shortconv.{part}", f"conv.{part}"
+    for block in side_by_side(spec.attention):
+        yield from _of_attention(block)
     mlp = spec.mlp
     if isinstance(spec.further, DenseAndExpertsSpec):
         mlp = spec.further.dense
@@ -483,6 +474,28 @@ def _of_layer(config: ModelConfig, spec: LayerSpec) -> Iterator[tuple[str, str]]
             yield part, f"{mlp.path}.{own}"
         if (mlp.merged and not split) or _merged(spec):
             yield "ffn_up", f"{mlp.path}.gate_up_proj"
+
+
+def _of_attention(block: BlockSpec) -> Iterator[tuple[str, str]]:
+    """The names of attention, or of what is in its place."""
+    if isinstance(block, AttentionSpec):
+        names = {"attn_output": block.output, "attn_qkv": "qkv_proj"}
+        if block.norms is not None:
+            names |= dict(zip(("attn_q_norm", "attn_k_norm"), block.norms, strict=True))
+        for part, own in (names | {f"attn_{part}": f"{part}_proj" for part in "qkv"}).items():
+            yield part, f"{block.path}.{own}"
+    elif isinstance(block, LatentAttentionSpec):
+        for part, own in LATENT.items():
+            yield part, f"self_attn.{own}"
+    elif isinstance(block, DeltaNetSpec):
+        for part, own in DELTA_NET.items():
+            yield part, f"linear_attn.{own}"
+    elif isinstance(block, MambaSpec):
+        for part, own in MAMBA.items():
+            yield part, f"{block.path}.{own}"
+    elif isinstance(block, ShortConvolutionSpec):
+        for part in ("conv", "in_proj", "out_proj"):
+            yield f"shortconv.{part}", f"conv.{part}"
 
 
 def _of_moe(moe: MoeSpec, shared: MlpSpec | None, prefix: str) -> Iterator[tuple[str, str]]:

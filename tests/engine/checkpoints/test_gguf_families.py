@@ -75,6 +75,23 @@ def _set(key: str, value: Any, kind: str = "UINT32") -> Callable[[dict[str, Any]
         ),
         ("gemma4, experts", _set("gemma4.expert_count", 4), "_exps.weight: expected 4 experts"),
         ("llama4", _set("llama4.attention.value_length", 8), "differs from llama4.attention.key_length"),
+        (
+            "mellum",
+            _set("mellum.attention.sliding_window_pattern", [True], "BOOL"),
+            "expected 3 layers, found 1",
+        ),
+        (
+            "granite_swa",
+            _set("granite_swa.attention.rope_pattern", [True], "BOOL"),
+            "expected 3 layers, found 1",
+        ),
+        (
+            "hy_v3",
+            _set("hy_v3.expert_shared_feed_forward_length", 33),
+            "33 is not a multiple of the 32 of an expert",
+        ),
+        ("minicpm3", _set("minicpm3.rope.dimension_count", 20), "rope.dimension_count: 20 of 20"),
+        ("falcon_h1", _set("falcon-h1.ssm.inner_size", 97), "97 is not a multiple of 8 heads"),
         ("minimax_m2", _set("minimax-m2.expert_gating_func", 1), "expert_gating_func: only 2 is supported"),
     ],
 )
