@@ -18,7 +18,6 @@ import torch
 
 from personae.actors.adapter_folders import adapter_folders
 from personae.actors.client import ModelCard
-from personae.actors.cluster.identity import client_context
 from personae.actors.draft_model import chosen_speculation, load_draft_model
 from personae.actors.expert_groups import expert_groups
 from personae.actors.options import EngineOptions
@@ -34,6 +33,7 @@ from personae.engine.heads.states import HeadStates
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
 from personae.engine.lora_shapes import lora_shapes, rank_shapes, shared_shapes
+from personae.engine.machine_sockets import client_context
 from personae.engine.models.decoder import Decoder
 from personae.engine.numerics import NumericsClass, weights_digest
 from personae.engine.object_stores import LMCACHE, MOONCAKE, AsyncObjects, reason
@@ -577,7 +577,8 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
     shared = checkpoint.config().of_rank(0, size, groups, data_parallel=own_sequences)
     shared.of_stage(0, stages)  # says so before anything is loaded
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(torch.get_num_threads() // (size * stages), 1))
+        here = size if options.far_stages is not None else size * stages
+        torch.set_num_threads(max(torch.get_num_threads() // here, 1))
     return Ranks(
         options.model,
         size,
@@ -588,6 +589,7 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         quantize=options.quantize,
         max_position=options.max_model_len,
         threads=torch.get_num_threads(),
+        far=options.far_stages,
     )
 
 
