@@ -17,9 +17,11 @@ from patience import PATIENCE, soon
 from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import model_folder
 
+from personae.actors.cluster import launch
 from personae.actors.cluster.launch import open_cluster
 from personae.actors.multi_process import MultiProcessEngine, open_multi_process
 from personae.actors.options import ClusterOptions, EngineOptions
+from personae.errors import LoadError
 from personae.evals.ray_nodes import RayNodes
 
 pytestmark = [
@@ -84,6 +86,11 @@ async def test_ranks_lie_on_nodes_as_ray_was_told_and_a_node_of_theirs_that_dies
             pids |= first.keys() | others.keys()
 
         two = replace(options, pipeline_parallel_size=2)
+        with monkeypatch.context() as wrong:
+            wrong.setattr(launch, "weights_digest", lambda model: "0" * 64)
+            with pytest.raises(LoadError, match=r"^Node 127\.0\.0\.\d+ \(.*\): the model at .* is not the"):
+                async with open_cluster(two, cluster, 1):
+                    raise AssertionError("not reached")
         async with open_cluster(two, cluster, 1, report=lambda incident: None, max_restarts=20) as engines:
             assert same(calm, await play(engines, "stages"))
             first, others = running(nodes, FIRST), running(nodes, RANK)
