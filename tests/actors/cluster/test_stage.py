@@ -3,18 +3,20 @@
 import os
 import signal
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from assembled import Assembled
+from patience import PATIENCE
 from tiny_adapters import ALL_TARGETS, make_adapter_folder
 from tiny_models import model_folder
 
 from personae.actors.cluster.contact import StageOrder
 from personae.actors.cluster.stage import StageProcesses
-from personae.engine.machine_sockets import new_identity
+from personae.engine.machine_sockets import client_context, new_identity
 from personae.engine.parallel.far_stages import CERTIFIED, ORDERS, FarStages, call
 from personae.engine.parallel.ranks import RankEnded
 from personae.engine.sequence import SequenceLog
@@ -82,6 +84,13 @@ def test_only_ranks_of_the_engine_can_call_a_rank() -> None:
             stranger.sendall(b"GET / HTTP/1.1")
         with pytest.raises(OSError, match="certificate verify failed"):
             call(address, ORDERS, new_identity(CERTIFIED))
+        knows_only_its_name = client_context(new_identity(CERTIFIED), far.identity.certificate)
+        with (
+            socket.create_connection(address, PATIENCE) as connection,
+            knows_only_its_name.wrap_socket(connection, server_hostname=CERTIFIED) as other,
+            pytest.raises((ssl.SSLError, ConnectionResetError)),
+        ):
+            other.recv(1)
         made = Assembled(model_folder("llama"), pipeline_parallel_size=2, far_stages=far)
         try:
             assert made.play([made.log("a", range(5, 30))])["a"].tokens
