@@ -73,7 +73,7 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
 
 
-class _Place(NamedTuple):
+class _Bundles(NamedTuple):
     """Where an engine runs: a bundle of a placement group for each of its stages. The ranks of a stage are in
     one bundle, so they are always on one node."""
 
@@ -94,11 +94,11 @@ class Driver:
     def __init__(self) -> None:
         self._stages = 1
         self._size: dict[str, float] = {}  # of a stage
-        self._reserved: list[_Place] = []
+        self._reserved: list[_Bundles] = []
         self._actors: dict[int, list[Any]] = {}
         self._making = Lock()
         self._nodes_of: dict[int, list[tuple[str, str]]] = {}  # ids and names, by stage
-        self._place_of: dict[int, _Place] = {}
+        self._place_of: dict[int, _Bundles] = {}
 
     def gather(self, request: Gather) -> Answer:
         """Connect to the cluster and reserve places. Raises LoadError."""
@@ -127,14 +127,14 @@ class Driver:
             self._reserved = [self._new_place() for _ in range(request.replicas)]
         elif request.replicas:
             group = placement_group([self._size] * request.replicas, strategy="SPREAD")
-            self._reserved = [_Place(group, (bundle,)) for bundle in range(request.replicas)]
+            self._reserved = [_Bundles(group, (bundle,)) for bundle in range(request.replicas)]
         self._wait_for_room(request)
         host = "127.0.0.1" if local else request.host or ray.util.get_node_ip_address()
         return Gathered(request.number, host, _nodes())
 
-    def _new_place(self) -> _Place:
+    def _new_place(self) -> _Bundles:
         group = placement_group([self._size] * self._stages, strategy="SPREAD")
-        return _Place(group, tuple(range(self._stages)))
+        return _Bundles(group, tuple(range(self._stages)))
 
     def _wait_for_room(self, request: Gather) -> None:
         until = time.monotonic() + ROOM_SECONDS
@@ -192,7 +192,7 @@ class Driver:
         self._leave(engine)
         return self._actors_of(engine)
 
-    def _free_places(self) -> list[_Place]:
+    def _free_places(self) -> list[_Bundles]:
         return [place for place in self._reserved if place not in self._place_of.values()]
 
     def _make(self, engine: int) -> list[Any]:

@@ -17,7 +17,7 @@ import ray
 from personae.actors.cluster.agent import run_engine
 from personae.actors.cluster.contact import Contact, Dial, StageOrder
 from personae.actors.cluster.node import refusal
-from personae.actors.cluster.stage import StageProcesses
+from personae.actors.cluster.stage_processes import StageProcesses
 from personae.actors.spawn import COMMAND
 from personae.engine.machine_sockets import ENGINE, new_identity
 from personae.engine.parallel.far_stages import Address

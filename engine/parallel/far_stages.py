@@ -1,8 +1,8 @@
 """The stages of a model on other machines: their ranks, and how all ranks connect.
 
 A stage is on one machine, because its ranks add up in shared memory. Stages may be on different ones. Then
-each rank of the other stages listens on a TCP port. The first rank calls all of them, as they are told what
-to do; and each rank calls the rank with its own number in the next stage. The last stage calls nobody: the
+each rank of the other stages listens on a TCP port. The first rank calls all of them to give its orders, and
+each rank calls the rank with its own number in the next stage. The last stage calls nobody: the
 first stage, which nobody can call, calls it. A caller says what for in one byte. All use TLS 1.3 and show the
 identity that was made for this engine, so no other can call.
 """
@@ -32,7 +32,7 @@ class FarStages(msgspec.Struct, frozen=True):
     identity: TlsIdentity
 
     def links(self, rank: int, stage: int) -> "FarLinks":
-        """How the rank with this number in this stage connects to the stages beside its own."""
+        """How the rank with this number in this stage connects to the stages before and after."""
         last = len(self.addresses)
         return FarLinks(
             self.addresses[-1][rank] if stage == 0 else None,

@@ -15,7 +15,7 @@ from tiny_adapters import ALL_TARGETS, make_adapter_folder
 from tiny_models import model_folder
 
 from personae.actors.cluster.contact import StageOrder
-from personae.actors.cluster.stage import StageProcesses
+from personae.actors.cluster.stage_processes import StageProcesses
 from personae.engine.machine_sockets import client_context, new_identity
 from personae.engine.parallel.far_stages import CERTIFIED, ORDERS, FarStages, call
 from personae.engine.parallel.ranks import RankEnded
