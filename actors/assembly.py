@@ -2,6 +2,7 @@
 them."""
 
 import errno
+import logging
 import os
 import platform
 import sys
@@ -18,10 +19,10 @@ import torch
 
 from personae.actors.adapter_folders import adapter_folders
 from personae.actors.client import ModelCard
-from personae.actors.cluster.identity import client_context
 from personae.actors.draft_model import chosen_speculation, load_draft_model
 from personae.actors.expert_groups import expert_groups
 from personae.actors.options import EngineOptions
+from personae.actors.rank_cores import shared_cores
 from personae.actors.sizing import Sizes, choose_sizes
 from personae.actors.spec import EngineSpec, GrammarService, StepRunner
 from personae.actors.start_adapters import read_start_adapters
@@ -34,6 +35,7 @@ from personae.engine.heads.states import HeadStates
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
 from personae.engine.lora_shapes import lora_shapes, rank_shapes, shared_shapes
+from personae.engine.machine_sockets import client_context
 from personae.engine.models.decoder import Decoder
 from personae.engine.numerics import NumericsClass, weights_digest
 from personae.engine.object_stores import LMCACHE, MOONCAKE, AsyncObjects, reason
@@ -97,6 +99,7 @@ from personae.lora.writing import made_ready
 if TYPE_CHECKING:
     from personae.grammar.compiler import GrammarCompiler
 
+log = logging.getLogger("personae.engine")
 HOST_ADAPTER_BYTES = 2 * 2**30  # for adapters kept on the host, in addition to those on the device
 
 KV_TIER_BYTES = PACKED_BYTES = 20 * 2**30
@@ -576,8 +579,11 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
             raise LoadError(f"{option} and {other} do not work together so far.")
     shared = checkpoint.config().of_rank(0, size, groups, data_parallel=own_sequences)
     shared.of_stage(0, stages)  # says so before anything is loaded
+    if (warning := shared_cores(options)) is not None:
+        log.warning("%s", warning)
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(torch.get_num_threads() // (size * stages), 1))
+        here = size if options.far_stages is not None else size * stages
+        torch.set_num_threads(max(torch.get_num_threads() // here, 1))
     return Ranks(
         options.model,
         size,
@@ -588,6 +594,7 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         quantize=options.quantize,
         max_position=options.max_model_len,
         threads=torch.get_num_threads(),
+        far=options.far_stages,
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from personae.actors.adapter_folders import adapter_folders
 from personae.actors.expert_groups import expert_groups
 from personae.actors.options import EngineOptions
+from personae.actors.rank_cores import shared_cores
 from personae.actors.sizing import choose_sizes
 from personae.actors.start_adapters import read_start_adapters
 from personae.engine.checkpoints import open_checkpoint
@@ -34,7 +35,8 @@ class Footprint:
     `weight_bytes` with experts. token_bytes: the keys, values and states of a token. kv_tokens: how many
     tokens the cache holds. max_model_len: the longest sequence, in tokens. adapter_bytes: of the pool of
     adapters, with room for `adapter_ranks` ranks in every module. adapters: how many were read. free_bytes:
-    what is free on the device now, None if that is unknown.
+    what is free on the device now, None if that is unknown. warning: what would make it slow; None if
+    nothing is known.
     """
 
     model: str
@@ -57,6 +59,7 @@ class Footprint:
     adapter_ranks: int
     adapter_bytes: int
     free_bytes: int | None
+    warning: str | None
 
     @property
     def needed_bytes(self) -> int:
@@ -113,6 +116,7 @@ def footprint(options: EngineOptions, device: torch.device) -> Footprint:
         adapter_ranks=sizes.ranks,
         adapter_bytes=sizes.pool_bytes * size,
         free_bytes=free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0],
+        warning=shared_cores(options),
     )
 
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
-from personae.actors.cluster.identity import TlsIdentity
+from personae.engine.machine_sockets import TlsIdentity
 from personae.engine.object_stores import LMCACHE, MEMORY, MOONCAKE, SCHEMES, check_store_url
+from personae.engine.parallel.far_stages import FarStages
 from personae.engine.quantization import QUANTIZATIONS
 from personae.engine.scheduling.page_names import tenant_salt
 
@@ -389,9 +390,15 @@ class ClusterOptions:
         ),
     ] = None
     cpus_per_replica: Annotated[
-        float,
-        OptionInfo("With --ray: processor cores of a node that an engine takes.", min=0.1, metavar="CORES"),
-    ] = 1.0
+        float | None,
+        OptionInfo(
+            "With --ray: processor cores that an engine takes. Its stages have equal parts of them, and each "
+            "is on one node.",
+            min=0.1,
+            unset="one for each of its ranks",
+            metavar="CORES",
+        ),
+    ] = None
     cluster_host: Annotated[
         str | None,
         OptionInfo(
@@ -434,7 +441,8 @@ class EngineOptions(ModelOptions, BatchingOptions):
     that are added later lie in `adapter_store`, by digest. The tenants' prefix-cache salts are derived from
     `secret`. `share` engines use this machine's memory. With `record_kv_events` the engine reports what
     enters and leaves its prefix cache. Other engines ask for its pages at `page_socket`, or on other machines
-    with `page_identity` at a port that it chooses. None in any option means that the engine chooses.
+    with `page_identity` at a port that it chooses. `far_stages`: all stages but the first are on other
+    machines. None in any option means that the engine chooses.
     """
 
     model: Path
@@ -446,6 +454,7 @@ class EngineOptions(ModelOptions, BatchingOptions):
     named_adapters: tuple[tuple[str, Path], ...] = ()
     page_socket: Path | None = None
     page_identity: TlsIdentity | None = field(default=None, repr=False)
+    far_stages: FarStages | None = field(default=None, repr=False)
 
     @property
     def gives_pages(self) -> bool:

@@ -225,7 +225,7 @@ async def on_ray(
     ray_cluster.COMMAND = (sys.executable, "-m", "personae.evals.ray_driver")
 
     async def strike(rng: random.Random, how: signal.Signals) -> str:
-        address = nodes.strike(rng, how)
+        address = nodes.strike_any(rng, how)
         tasks.start_soon(renew)
         return address
 

@@ -13,17 +13,18 @@ _HEAD = "127.0.0.2"
 
 
 class RayNodes:
-    """The head has no engines. Each of `count` nodes has room for one. The constructor blocks for seconds.
+    """The head has no engines. Each of `count` nodes has so many CPUs. The constructor blocks for seconds.
 
     Ray's processes end with the thread that starts them, so one long-lived thread starts them all.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, cpus: int = 1) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         self._thread = ThreadPoolExecutor(1)
         self._cluster = self._thread.submit(_head).result()
         self.address: str = self._cluster.address
         self.host = _HEAD
+        self._cpus = cpus
         self._free = [f"127.0.0.{number}" for number in range(3, 250)]
         self._nodes: list[Any] = []
         self._stopped: list[int] = []
@@ -34,24 +35,34 @@ class RayNodes:
         """Add a node, with an address that was not used before."""
         adding = self._thread.submit(
             self._cluster.add_node,
-            num_cpus=1,
+            num_cpus=self._cpus,
             node_ip_address=self._free.pop(0),
             object_store_memory=80 * 2**20,
         )
         self._nodes.append(adding.result())
 
-    def strike(self, rng: random.Random, how: signal.Signals) -> str:
-        """Send a signal to all processes of a node. Returns its address. The node does not come back; `add`
-        another."""
-        node = self._nodes.pop(rng.randrange(len(self._nodes)))
-        raylet = node.all_processes["raylet"][0].process.pid
-        pids = [raylet, *descendants(raylet)]
+    def processes(self) -> dict[str, list[int]]:
+        """The ids of the processes of each node, by its address."""
+        found = {}
+        for node in self._nodes:
+            raylet = node.all_processes["raylet"][0].process.pid
+            found[node.node_ip_address] = [raylet, *descendants(raylet)]
+        return found
+
+    def strike(self, address: str, how: signal.Signals) -> None:
+        """Send a signal to all processes of a node. It does not come back; `add` another."""
+        pids = self.processes()[address]
+        self._nodes = [node for node in self._nodes if node.node_ip_address != address]
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, how)
         if how == signal.SIGSTOP:
             self._stopped += pids
-        address: str = node.node_ip_address
+
+    def strike_any(self, rng: random.Random, how: signal.Signals) -> str:
+        """Do so to any node. Returns its address."""
+        address: str = rng.choice(self._nodes).node_ip_address
+        self.strike(address, how)
         return address
 
     def bury(self) -> None:

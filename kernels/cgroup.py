@@ -46,6 +46,12 @@ def processors(root: Path = _ROOT) -> float | None:
     return min(_processor_limits(root), default=None)
 
 
+def usable_cores() -> float:
+    """How many processor cores the process may use: those that it may run on, within every group's limit."""
+    there = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return min(there, processors() or there)
+
+
 def keep_to_share(root: Path = _ROOT) -> None:
     """Limit torch's threads to the processors that the process may use, unless OMP_NUM_THREADS is set.
 

@@ -62,14 +62,20 @@ class AdapterCache:
         self._locks: list[int] = []  # open files of folders that must not be removed
 
     def provide(self, options: EngineOptions) -> EngineOptions:
-        """Return the engine's options for this machine: the adapters known at the start are in the cache.
-        Raises LoadError if one cannot be downloaded."""
+        """Return the engine's options for this machine: the adapters known at the start are in the cache, and
+        where the other stages are. Raises LoadError if an adapter cannot be downloaded."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             named = tuple((name, self._hold(key)) for name, key in self._contact.adapters.items())
         except OSError as error:
             raise LoadError(f"The folder for adapters, {self._folder}, can't be used: {error}") from None
-        return replace(options, named_adapters=named, adapter_store=self._folder, share=self._contact.share)
+        return replace(
+            options,
+            named_adapters=named,
+            adapter_store=self._folder,
+            share=self._contact.share,
+            far_stages=self._contact.far_stages,
+        )
 
     def _publish(self, unfinished: Path, folder: Path) -> None:
         """Rename the folder, unless another engine was faster."""

@@ -2,8 +2,9 @@
 
 import msgspec
 
-from personae.actors.cluster.identity import TlsIdentity
 from personae.actors.enginecore.step_recorder import LastStep
+from personae.engine.machine_sockets import TlsIdentity
+from personae.engine.parallel.far_stages import FarStages
 
 GREETING = b"personae 1\n"  # sent before the ticket
 TICKET_BYTES = 32
@@ -16,8 +17,8 @@ class Contact(msgspec.Struct, frozen=True):
 
     `certificate` is the frontend's; None on loopback. `adapters` are the adapters known at the start: their
     names, and the keys under which the node requests their files. The engine is one of `share` engines on its
-    machine and uses `threads` threads for each of its `ranks` (0: no limit). The folder `cache` keeps
-    adapters, up to `cache_bytes`.
+    machine and uses `threads` threads for each of its `ranks` there (0: no limit). `far_stages`: its stages
+    on other nodes. The folder `cache` keeps adapters, up to `cache_bytes`.
     """
 
     host: str = ""
@@ -30,8 +31,17 @@ class Contact(msgspec.Struct, frozen=True):
     share: int = 1
     threads: int = 0
     ranks: int = 1
+    far_stages: FarStages | None = None
     cache: str | None = None
     cache_bytes: int = 20 * 2**30
+
+
+class StageOrder(msgspec.Struct, frozen=True):
+    """Start the `ranks` of a stage, with so many `threads` each, which show this identity."""
+
+    ranks: int
+    threads: int
+    identity: TlsIdentity
 
 
 class Dial(msgspec.Struct, frozen=True):

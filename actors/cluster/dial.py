@@ -9,8 +9,8 @@ import time
 import msgspec
 
 from personae.actors.cluster.contact import GREETING, WELCOME, Contact, Dial
-from personae.actors.cluster.identity import FRONTEND, client_context
 from personae.actors.line import Line, Tls
+from personae.engine.machine_sockets import FRONTEND, client_context, tune
 from personae.errors import LoadError
 from personae.kernels.memory_file import open_memory_file
 
@@ -81,15 +81,6 @@ def _session(call: Dial, contact: Contact, connection: socket.socket) -> Tls | N
     session = Tls(client_context(call.identity, contact.certificate), FRONTEND)
     session.handshake(connection)
     return session
-
-
-def tune(connection: socket.socket) -> None:
-    """Send data at once, and detect a dead machine within half a minute."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        if (option := getattr(socket, name, None)) is not None:  # Linux has these options
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def write_call(call: Dial) -> int:

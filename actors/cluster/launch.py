@@ -17,7 +17,6 @@ from anyio import to_thread
 from personae.actors.adapter_folders import adapter_folders
 from personae.actors.cluster.adapter_files import AdapterFiles
 from personae.actors.cluster.contact import Contact
-from personae.actors.cluster.identity import new_identity
 from personae.actors.cluster.listener import Listener, open_listener
 from personae.actors.cluster.node import weights_digest
 from personae.actors.cluster.ray_cluster import RayCluster, open_ray
@@ -28,6 +27,7 @@ from personae.actors.kit.child import ReportIncident, log_incident
 from personae.actors.multi_process import HANG_SECONDS, MultiProcessEngine
 from personae.actors.options import OWN_MTP, ClusterOptions, EngineOptions, PrefillReplicas
 from personae.actors.replicas.launch import MAX_LIVE, SILENCE_SECONDS, launch_replicas
+from personae.engine.machine_sockets import new_identity
 from personae.engine.tiers.transfer import CERTIFIED
 from personae.engine.tokens import Tokenizer
 from personae.errors import LoadError
@@ -62,14 +62,15 @@ async def open_cluster(
     gpus = cluster.gpus_per_replica
     if gpus is None:
         gpus = 1.0 if options.device == "cuda" else 0.0
-    cpus = cluster.cpus_per_replica
+    ranks, stages = options.tensor_parallel_size, options.pipeline_parallel_size
+    cpus = float(ranks * stages) if cluster.cpus_per_replica is None else cluster.cpus_per_replica
     terms = Contact(
         cache=None if cluster.adapter_cache is None else str(cluster.adapter_cache),
         cache_bytes=CACHE_BYTES if cluster.adapter_cache_size is None else cluster.adapter_cache_size,
-        ranks=options.tensor_parallel_size * options.pipeline_parallel_size,
+        ranks=ranks,
     )
     async with (
-        open_ray(cluster.ray, cluster.cluster_host, count, cpus, gpus, model, weights) as ray,
+        open_ray(cluster.ray, cluster.cluster_host, count, cpus, gpus, model, weights, stages) as ray,
         open_listener(ray.host, cluster.cluster_port) as listener,
     ):
         ray.admit = listener.admit

@@ -20,8 +20,15 @@ from anyio.abc import ByteStream, SocketAttribute, SocketStream, TaskGroup
 from anyio.streams.tls import TLSStream
 
 from personae.actors.cluster.contact import GREETING, TICKET_BYTES, UNKNOWN, WELCOME
-from personae.actors.cluster.dial import is_loopback, tune
-from personae.actors.cluster.identity import FRONTEND, TlsIdentity, new_identity, server_context, trust
+from personae.actors.cluster.dial import is_loopback
+from personae.engine.machine_sockets import (
+    FRONTEND,
+    TlsIdentity,
+    new_identity,
+    server_context,
+    trust,
+    tune,
+)
 from personae.errors import LoadError
 
 HELLO_SECONDS = 10.0  # how long a peer may take to show its ticket

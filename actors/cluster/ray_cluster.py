@@ -199,11 +199,18 @@ class RayCluster:
 
 @asynccontextmanager
 async def open_ray(
-    address: str, host: str | None, replicas: int, cpus: float, gpus: float, model: Path, weights: str
+    address: str,
+    host: str | None,
+    replicas: int,
+    cpus: float,
+    gpus: float,
+    model: Path,
+    weights: str,
+    stages: int = 1,
 ) -> AsyncIterator[RayCluster]:
-    """Connect to a cluster and reserve places for `replicas` engines of a model, spread over its nodes; give
-    them back at the end. `host` is this machine's address in the cluster, if it is known; `weights` is the
-    model's digest.
+    """Connect to a cluster and reserve places for `replicas` engines of a model, or for the `stages` of each,
+    spread over its nodes; give them back at the end. `host` is this machine's address in the cluster, if it
+    is known; `weights` is the model's digest.
 
     Raises LoadError if Ray is not installed, the cluster can't be reached, or it has no room.
     """
@@ -212,7 +219,10 @@ async def open_ray(
     try:
         async with anyio.create_task_group() as tasks:
             cluster = RayCluster(
-                tasks, lambda number: Gather(number, address, replicas, cpus, gpus, host), model, weights
+                tasks,
+                lambda number: Gather(number, address, replicas, cpus, gpus, host, stages),
+                model,
+                weights,
             )
             try:
                 await cluster.connect()

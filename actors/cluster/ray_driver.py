@@ -14,10 +14,9 @@ import signal
 import socket
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from threading import Lock, Thread
-from typing import Any, Never
+from typing import Any, NamedTuple, Never
 
 import msgspec
 
@@ -26,9 +25,15 @@ os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # Ray tries 20 times, 4
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from personae.actors.cluster.contact import StageOrder
 from personae.actors.cluster.ray_host import EngineHost
 from personae.actors.cluster.ray_messages import (
     Answer,
@@ -47,6 +52,8 @@ from personae.actors.cluster.ray_messages import (
 )
 from personae.actors.framing import frame, receive_first
 from personae.actors.line import Line
+from personae.engine.machine_sockets import new_identity
+from personae.engine.parallel.far_stages import CERTIFIED, FarStages
 from personae.errors import LoadError
 
 ROOM_SECONDS = 600.0  # to find room for all engines: an autoscaler may have to add machines
@@ -66,19 +73,32 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
 
 
+class _Bundles(NamedTuple):
+    """Where an engine runs: a bundle of a placement group for each of its stages. The ranks of a stage are in
+    one bundle, so they are always on one node."""
+
+    group: PlacementGroup
+    bundles: tuple[int, ...]
+
+
 class Driver:
     """Serves the frontend's requests with Ray. Each request blocks a thread of its own. `host` is the actor
-    that runs on engines' nodes."""
+    that runs on engines' nodes, one for each stage of an engine.
+
+    Engines of one stage are spread over the nodes, in one placement group for all. With several stages each
+    engine has a group of its own, which spreads its stages.
+    """
 
     host: type[EngineHost] = EngineHost
 
     def __init__(self) -> None:
-        self._group: PlacementGroup | None = None
-        self._size: dict[str, float] = {}
-        self._actors: dict[int, Any] = {}
+        self._stages = 1
+        self._size: dict[str, float] = {}  # of a stage
+        self._reserved: list[_Bundles] = []
+        self._actors: dict[int, list[Any]] = {}
         self._making = Lock()
-        self._node_of: dict[int, tuple[str, str]] = {}  # node id and name
-        self._bundle_of: dict[int, int] = {}  # an engine's bundle in the placement group
+        self._nodes_of: dict[int, list[tuple[str, str]]] = {}  # ids and names, by stage
+        self._place_of: dict[int, _Bundles] = {}
 
     def gather(self, request: Gather) -> Answer:
         """Connect to the cluster and reserve places. Raises LoadError."""
@@ -100,81 +120,94 @@ class Driver:
             )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise LoadError(f"--ray {request.address}: {_sentence(error)}") from None
-        self._size = {"CPU": request.cpus, "GPU": request.gpus}
+        self._stages = stages = request.stages
+        self._size = {"CPU": request.cpus / stages, "GPU": request.gpus / stages}
         self._size = {name: amount for name, amount in self._size.items() if amount}
-        if request.replicas:
-            self._group = placement_group([self._size] * request.replicas, strategy="SPREAD")
-            self._wait_for_room(request)
+        if stages > 1:
+            self._reserved = [self._new_place() for _ in range(request.replicas)]
+        elif request.replicas:
+            group = placement_group([self._size] * request.replicas, strategy="SPREAD")
+            self._reserved = [_Bundles(group, (bundle,)) for bundle in range(request.replicas)]
+        self._wait_for_room(request)
         host = "127.0.0.1" if local else request.host or ray.util.get_node_ip_address()
         return Gathered(request.number, host, _nodes())
 
+    def _new_place(self) -> _Bundles:
+        group = placement_group([self._size] * self._stages, strategy="SPREAD")
+        return _Bundles(group, tuple(range(self._stages)))
+
     def _wait_for_room(self, request: Gather) -> None:
-        assert self._group is not None
         until = time.monotonic() + ROOM_SECONDS
-        while not self._group.wait(LOG_SECONDS):
-            missing = (
-                f"the cluster has no room for {request.replicas} engines of {_amounts(self._size)} each. "
-                f"Its nodes: {_summary()}."
-            )
-            if time.monotonic() > until:
-                raise LoadError(f"--ray {request.address}: {missing}")
-            log.warning("waiting for room: %s", missing)
+        for place in self._reserved:
+            while not place.group.wait(LOG_SECONDS):
+                parts = f" in {self._stages} stages" if self._stages > 1 else ""
+                missing = (
+                    f"the cluster has no room for {request.replicas} engines{parts} of "
+                    f"{_amounts(self._size)} each. Its nodes: {_summary()}."
+                )
+                if time.monotonic() > until:
+                    raise LoadError(f"--ray {request.address}: {missing}")
+                log.warning("waiting for room: %s", missing)
 
     def place(self, request: PlaceEngine) -> Answer:
-        """Wait for the engine's actor, on whichever node it lives now."""
+        """Wait for the engine's actors, on whichever nodes they live now."""
         logged_at = time.monotonic()
-        actor = self._actor(request.engine)
-        described = actor.describe.remote()
+        described = _described(self._actors_of(request.engine))
         while True:
             try:
-                id, name, certificate = ray.get(described, timeout=PAUSE_SECONDS)
-            except GetTimeoutError:  # the call is still pending
-                if (moved := self._moved_to_bundle(request.engine)) is not None:
-                    actor = moved
-                    described = actor.describe.remote()
+                found = ray.get(described, timeout=PAUSE_SECONDS)
+            except GetTimeoutError:  # a call is still pending
+                if (moved := self._moved(request.engine)) is not None:
+                    described = _described(moved)
             except ActorUnavailableError:
                 time.sleep(PAUSE_SECONDS)
-                described = actor.describe.remote()
+                described = _described(self._actors_of(request.engine))
             except RayActorError as error:
-                with self._making:
-                    self._actors.pop(request.engine, None)
+                self._leave(request.engine)
                 raise LoadError(f"Ray can't start engine {request.engine}: {_sentence(error)}") from None
             else:
-                self._node_of[request.engine] = (id, name)
-                return Placed(request.number, name, certificate)
+                self._nodes_of[request.engine] = [(id, name) for id, name, _ in found]
+                names = dict.fromkeys(name for _, name, _ in found)
+                return Placed(request.number, ", ".join(names), found[0][2])
             if time.monotonic() - logged_at > LOG_SECONDS:
                 logged_at = time.monotonic()
                 log.warning("engine %d waits for a node; the nodes: %s", request.engine, _summary())
 
-    def _actor(self, engine: int) -> Any:
+    def _actors_of(self, engine: int) -> list[Any]:
         with self._making:
             if engine not in self._actors:
                 self._actors[engine] = self._make(engine)
             return self._actors[engine]
 
-    def _moved_to_bundle(self, engine: int) -> Any | None:
-        """The new actor of an engine that waits for room elsewhere, in a bundle that an engine has left
+    def _moved(self, engine: int) -> list[Any] | None:
+        """The new actors of an engine that waits for room elsewhere, in a place that an engine has left
         since; None if there is none."""
         with self._making:
-            if engine not in self._actors or engine in self._bundle_of or not self._free_bundles():
+            if (
+                engine not in self._actors
+                or self._place_of.get(engine) in self._reserved
+                or not self._free_places()
+            ):
                 return None
-            ray.kill(self._actors[engine], no_restart=True)
-            self._actors[engine] = self._make(engine)
-            return self._actors[engine]
+        self._leave(engine)
+        return self._actors_of(engine)
 
-    def _free_bundles(self) -> list[int]:
-        if self._group is None:
-            return []
-        taken = self._bundle_of.values()
-        return [bundle for bundle in range(self._group.bundle_count) if bundle not in taken]
+    def _free_places(self) -> list[_Bundles]:
+        return [place for place in self._reserved if place not in self._place_of.values()]
 
-    def _make(self, engine: int) -> Any:
-        strategy: Any = "SPREAD"  # for engines beyond the placement group's bundles
-        if engine not in self._bundle_of and (free := self._free_bundles()):
-            self._bundle_of[engine] = free[0]
-        if engine in self._bundle_of:
-            strategy = PlacementGroupSchedulingStrategy(self._group, self._bundle_of[engine])
-        return (
+    def _make(self, engine: int) -> list[Any]:
+        place = self._place_of.get(engine)
+        if place is None:
+            if free := self._free_places():
+                place = free[0]
+            elif self._stages > 1:
+                place = self._new_place()
+            if place is not None:
+                self._place_of[engine] = place
+        strategies: list[Any] = ["SPREAD"]  # an engine of one stage beyond the places
+        if place is not None:
+            strategies = [PlacementGroupSchedulingStrategy(place.group, bundle) for bundle in place.bundles]
+        return [
             ray.remote(self.host)
             .options(
                 num_cpus=self._size.get("CPU", 0),
@@ -184,48 +217,77 @@ class Driver:
                 scheduling_strategy=strategy,
             )
             .remote()
-        )
+            for strategy in strategies
+        ]
+
+    def _leave(self, engine: int) -> None:
+        """Give the engine's place back."""
+        with self._making:
+            actors = self._actors.pop(engine, [])
+            self._nodes_of.pop(engine, None)
+            place = self._place_of.pop(engine, None)
+        for actor in actors:
+            ray.kill(actor, no_restart=True)
+        if place is not None and place not in self._reserved:
+            remove_placement_group(place.group)
 
     def begin(self, request: BeginEngine) -> Answer:
-        """Pass the request on to the engine's node."""
-        id, name = self._node_of[request.engine]
+        """Pass the request on to the engine's nodes: those of the other stages first, which the engine
+        calls. Raises LoadError if one refuses."""
+        (id, name), *further = self._nodes_of[request.engine]
+        actor, *others = self._actors_of(request.engine)
         threads = max(int(self._size.get("CPU", 1)) // request.contact.ranks, 1)
-        contact = msgspec.structs.replace(request.contact, share=self._share(id), threads=threads)
-        actor = self._actor(request.engine)
-        packed = msgspec.msgpack.encode(contact)
-        try:
-            why = ray.get(
-                actor.begin.remote(packed, request.version, request.model, request.weights),
-                timeout=BEGIN_SECONDS,
+        checked = request.version, request.model, request.weights
+        far = None
+        if others:
+            identity = new_identity(CERTIFIED)
+            order = msgspec.msgpack.encode(StageOrder(request.contact.ranks, threads, identity))
+            begun = [other.begin_stage.remote(order, *checked) for other in others]
+            far = FarStages(
+                tuple(
+                    tuple(_answered(answer, there)) for answer, (_, there) in zip(begun, further, strict=True)
+                ),
+                identity,
             )
-        except (RayError, TimeoutError) as error:
-            why = _sentence(error)
-        if why is not None:
-            return NotDone(request.number, f"Node {name}: {why}")
-        log.info("engine %d starts on node %s", request.engine, name)
+        contact = msgspec.structs.replace(
+            request.contact, share=self._share(id), threads=threads, far_stages=far
+        )
+        _answered(actor.begin.remote(msgspec.msgpack.encode(contact), *checked), name)
+        log.info("engine %d starts on node %s", request.engine, ", ".join([name, *(n for _, n in further)]))
         return Begun(request.number)
 
     def _share(self, node: str) -> int:
-        """How many engines are to run on a node."""
-        bundles: dict[int, str] = {}
-        if self._group is not None:
-            bundles = placement_group_table(self._group)["bundles_to_node_id"]
-        later = Counter(id for engine, (id, _) in self._node_of.items() if engine not in self._bundle_of)
-        return max(sum(id == node for id in bundles.values()) + later[node], 1)
+        """How many engines, or stages of engines, are to run on a node."""
+        groups = {place.group.id: place.group for place in self._reserved}.values()
+        found = [id for group in groups for id in placement_group_table(group)["bundles_to_node_id"].values()]
+        for engine, nodes in self._nodes_of.items():
+            if self._place_of.get(engine) not in self._reserved:
+                found += [id for id, _ in nodes]
+        return max(found.count(node), 1)
 
     def end(self, request: EndEngine) -> Answer:
         """Give the engine's place back."""
-        with self._making:
-            actor = self._actors.pop(request.engine, None)
-            self._node_of.pop(request.engine, None)
-            self._bundle_of.pop(request.engine, None)
-        if actor is not None:
-            ray.kill(actor, no_restart=True)
+        self._leave(request.engine)
         return Begun(request.number)
 
     def nodes(self, request: AskNodes) -> Answer:
         """Return the nodes as Ray knows them."""
         return Nodes(request.number, _nodes())
+
+
+def _answered(answer: Any, node: str) -> Any:
+    """What a node answers. Raises LoadError with its name if it answers with a reason, or not."""
+    try:
+        found = ray.get(answer, timeout=BEGIN_SECONDS)
+    except (RayError, TimeoutError) as error:
+        found = _sentence(error)
+    if isinstance(found, str):
+        raise LoadError(f"Node {node}: {found}")
+    return found
+
+
+def _described(actors: list[Any]) -> list[Any]:
+    return [actor.describe.remote() for actor in actors]
 
 
 def _nodes() -> tuple[Node, ...]:

@@ -1,4 +1,5 @@
-"""The Ray actor on an engine's node. It starts the engine's process when the frontend asks for it.
+"""The Ray actor on an engine's node. It starts the engine's process when the frontend asks for it, or the
+ranks of one of its stages.
 
 Ray chooses its node, and starts it on another one when its node dies. It imports no torch: the engine is a
 process of its own.
@@ -14,10 +15,12 @@ import msgspec
 import ray
 
 from personae.actors.cluster.agent import run_engine
-from personae.actors.cluster.contact import Contact, Dial
-from personae.actors.cluster.identity import ENGINE, new_identity
+from personae.actors.cluster.contact import Contact, Dial, StageOrder
 from personae.actors.cluster.node import refusal
+from personae.actors.cluster.stage_processes import StageProcesses
 from personae.actors.spawn import COMMAND
+from personae.engine.machine_sockets import ENGINE, new_identity
+from personae.engine.parallel.far_stages import Address
 from personae.errors import LoadError
 
 END_SECONDS = 10.0  # how long to wait for a killed process
@@ -34,6 +37,7 @@ class EngineHost:
         self._thread: Thread | None = None
         self._pid: int | None = None
         self._error: str | None = None
+        self._stage: StageProcesses | None = None
 
     def describe(self) -> tuple[str, str, str]:
         """Return the node's id, its name for people, and the certificate that its engines show."""
@@ -55,6 +59,22 @@ class EngineHost:
             self._thread = Thread(target=self._run, args=(call,), daemon=True)
             self._thread.start()
             return None
+
+    def begin_stage(self, order: bytes, version: str, model: str, weights: str) -> str | list[Address]:
+        """End the previous ranks, and start those of a stage. Returns where they listen, or why they cannot
+        be started."""
+        with self._lock:
+            if (why := refusal(version, model, weights)) is not None:
+                return why
+            if self._stage is not None:
+                self._stage.end()
+            try:
+                self._stage = StageProcesses(
+                    ray.util.get_node_ip_address(), msgspec.msgpack.decode(order, type=StageOrder)
+                )
+            except OSError as error:
+                return f"the ranks of a stage can't be started: {error.strerror or error}."
+            return self._stage.addresses
 
     def _run(self, call: Dial) -> None:
         try:

@@ -16,7 +16,8 @@ class Node(msgspec.Struct, frozen=True):
 
 class Gather(ClusterMessage, frozen=True):
     """The first request: connect to the cluster at this address, and reserve places for engines of this size.
-    Answered by `Gathered`. `host` is this machine's address in the cluster, if it is known."""
+    Answered by `Gathered`. The `stages` of an engine have equal parts of its CPUs and GPUs, each on one node.
+    `host` is this machine's address in the cluster, if it is known."""
 
     number: int
     address: str
@@ -24,17 +25,18 @@ class Gather(ClusterMessage, frozen=True):
     cpus: float
     gpus: float
     host: str | None = None
+    stages: int = 1
 
 
 class PlaceEngine(ClusterMessage, frozen=True):
-    """Wait until there is a node for this engine. Answered by `Placed`."""
+    """Wait until there is a node for this engine, or for each of its stages. Answered by `Placed`."""
 
     number: int
     engine: int
 
 
 class BeginEngine(ClusterMessage, frozen=True):
-    """Have the engine's node start it. Answered by `Begun`. The node refuses if it has another version or
+    """Have the engine's nodes start it. Answered by `Begun`. A node refuses if it has another version or
     another model."""
 
     number: int
@@ -67,7 +69,7 @@ class Gathered(ClusterMessage, frozen=True):
 
 
 class Placed(ClusterMessage, frozen=True):
-    """The engine's node is ready: its name for people, and the certificate that its engine will show."""
+    """The engine's nodes are ready: their names for people, and the certificate that the engine will show."""
 
     number: int
     node: str

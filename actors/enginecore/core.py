@@ -244,7 +244,7 @@ def _page_listener(line: Line, start: Start) -> PageListener | None:
     if start.options.page_socket is not None:
         return listen_at_path(start.options.page_socket)
     if (identity := start.options.page_identity) is not None:
-        from personae.actors.cluster.identity import server_context, trust
+        from personae.engine.machine_sockets import server_context, trust
 
         tls = server_context(identity)
         trust(tls, identity.certificate)

@@ -47,7 +47,7 @@ from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import FairnessPolicy, VirtualTokenCounters
 from personae.engine.tokens import Tokenizer
 from personae.errors import LoadError, StartFailed
-from personae.kernels.cgroup import processors
+from personae.kernels.cgroup import usable_cores
 from personae.kernels.devices import cuda_devices
 
 SILENCE_SECONDS = 3.0  # how long an engine core may be silent before its streams move
@@ -142,9 +142,8 @@ def shares(options: EngineOptions, count: int) -> list[dict[str, str]]:
         return [{"CUDA_VISIBLE_DEVICES": device} for device in devices[:count]]
     if "OMP_NUM_THREADS" in os.environ:
         return [{}] * count
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     ranks = options.tensor_parallel_size * options.pipeline_parallel_size
-    threads = max(int(min(cores, processors() or cores) / count / ranks), 1)
+    threads = max(int(usable_cores() / count / ranks), 1)
     return [{"OMP_NUM_THREADS": str(threads)}] * count
 
 

@@ -48,7 +48,11 @@ def _lines(found: Footprint, *, draft: bool) -> list[tuple[str, str]]:
         ("memory", f"{_size(found.needed_bytes)}{free}{'' if found.fits else ': it does not fit'}"),
         ("speed", f"one stream reads {read} of weights a token: at most {fastest:.0f} tokens/s at 100 GB/s"),
     ]
-    return [*lines, ("draft model", "not counted")] if draft else lines
+    if draft:
+        lines.append(("draft model", "not counted"))
+    if found.warning is not None:
+        lines.append(("warning", found.warning))
+    return lines
 
 
 def _size(size: int) -> str:

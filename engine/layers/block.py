@@ -144,6 +144,7 @@ class BlockContext:
             dtype=self.dtype,
             device=self.device,
             shards=shards,
+            comm=self.comm,
         )
 
 

@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from personae.engine.parallel.comm import ONE_RANK, Comm
 from personae.engine.quantization.base import Backend, LinearMethod, Product
 from personae.kernels.decoder import LinearWeights, PackedLinear, Weight
-from personae.lora.shards import OUTPUTS, Shard
+from personae.lora.shards import INPUTS, OUTPUTS, Shard
 
 
 class Linear:
@@ -16,7 +17,8 @@ class Linear:
 
     names: the modules' names in the checkpoint; a single name if it has several of `outputs` merged. `method`
     is the weight's format (`engine/quantization/`). It is allocated here, and the loader fills it through
-    `tensors()`. `shards`: the part of each name's tensors that is this rank's, empty for all of them.
+    `tensors()`. `shards`: the part of each name's tensors that is this rank's, empty for all of them. `comm`:
+    the ranks that have the other parts.
     """
 
     def __init__(
@@ -30,11 +32,14 @@ class Linear:
         dtype: torch.dtype,
         device: torch.device,
         shards: Sequence[Shard] = (),
+        comm: Comm = ONE_RANK,
     ) -> None:
         self.names = names
         self._shards = shards
         self.outputs = list(outputs)
         self.method = method(sum(outputs), inputs, dtype, device)
+        if any(shard.dim == INPUTS for shard in shards):
+            self.method.ranks = comm
         self.bias = torch.empty(sum(outputs), dtype=dtype, device=device) if bias else None
         self._product: Product = self.method
 

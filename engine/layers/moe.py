@@ -14,6 +14,7 @@ from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import MLP, Activation, MlpSpec, gate_of
 from personae.engine.layers.norm import Norm
 from personae.engine.layers.step import ForwardContext
+from personae.engine.parallel.comm import ONE_RANK, Comm
 from personae.engine.parallel.expert_placement import (
     NO_GROUPS,
     ExpertGroups,
@@ -218,6 +219,7 @@ class ExpertLinear(Linear):
         dtype: torch.dtype,
         device: torch.device,
         shards: Sequence[Shard] = (),
+        comm: Comm = ONE_RANK,
     ) -> None:
         super().__init__(
             names,
@@ -228,9 +230,11 @@ class ExpertLinear(Linear):
             dtype=dtype,
             device=device,
             shards=shards,
+            comm=comm,
         )
         self._width, self._inputs = sum(outputs), inputs
         self._format, self._dtype, self._device = method, dtype, device
+        self._ranks = self.method.ranks
         self.spare_bytes = self.method.weight.nbytes * spare // (experts + spare)
         for part in self.method.parts(self._width)[experts:]:
             weight = part.weight
@@ -261,6 +265,7 @@ class ExpertLinear(Linear):
     ) -> Generator[None, None, ReadExpert]:
         """Read one expert's modules of these names, a tensor at a time."""
         method, device = self._format(self._width, self._inputs, self._dtype, self._device), self._device
+        method.ranks = self._ranks
         bias = None if self.bias is None else torch.empty(self._width, dtype=self.bias.dtype, device=device)
         sizes, shards = self.outputs[: len(names)], self._shards[: len(names)]
         places: list[tuple[str, Weight, Shard]] = [
@@ -405,6 +410,7 @@ class MoE:
             dtype=dtype,
             device=device,
             shards=[of["expert_down"]] * count if of else (),
+            comm=ONE_RANK if self.slots is not None else self._comm,  # groups have rows of their own
         )
         self._numbers = torch.arange(count + spare + 1, device=device)
         self._gate = gate_of(spec.activation, gated=spec.gated, device=device, dtype=dtype)

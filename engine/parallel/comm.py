@@ -18,13 +18,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from personae.engine.parallel import shared_file
 from personae.engine.parallel.expert_placement import NO_GROUPS, ExpertGroups
+from personae.engine.parallel.shared_file import COUNTER_STEP
 from personae.kernels.decoder import RankSums
-from personae.kernels.memory_file import nameless_file
 
-SLOT_BYTES = 2**21  # what a rank can give at a time; larger tensors go in parts
-SUMS_BYTES = 2**27  # the same in a decoder that runs in one call; no memory until it is used
-_LINE = 8  # 64-bit numbers in a cache line
 _SPINS, _YIELDS = 50, 100  # a rank that waits longer naps: it may have the core that another needs
 _NAP_SECONDS = 0.00002
 _CHECK_SECONDS = 0.05
@@ -142,24 +140,13 @@ class OwnRows(OneRank):
         """The sum of all ranks' x [T, width] for this rank's tokens."""
         return self._inner.reduce_scatter(x, self.counts)
 
+    def all_gather(self, x: Tensor, widths: list[int]) -> Tensor:
+        """See Comm: of all ranks' tokens."""
+        return self._inner.all_gather(x, widths)
+
     def gather(self, x: Tensor) -> Tensor:
         """[tokens of this rank, width] -> [T, width], in the order of the ranks."""
         return self._inner.gather_rows(x, self.counts)
-
-
-def shared_file(size: int) -> int:
-    """The descriptor of a new file that has room for what `size` ranks exchange."""
-    return nameless_file(_bytes(size) + _sums_bytes(size))
-
-
-def _bytes(size: int) -> int:
-    """What the file has for the calls of `SharedMemory`."""
-    return mmap.PAGESIZE * -(-8 * _LINE * size // mmap.PAGESIZE) + 2 * size * SLOT_BYTES
-
-
-def _sums_bytes(size: int) -> int:
-    """What it has behind that for `RankSums`: a page of counters, and the slots."""
-    return mmap.PAGESIZE + 2 * size * SUMS_BYTES
 
 
 class SharedMemory:
@@ -193,10 +180,10 @@ class SharedMemory:
 
     def open(self, file: int) -> None:
         """Begin anew with another file, which all ranks open."""
-        own = _bytes(self.size)
-        memory = mmap.mmap(file, own + _sums_bytes(self.size))
+        own = shared_file.parts_bytes(self.size)
+        memory = mmap.mmap(file, own + shared_file.sums_bytes(self.size))
         self._counters = memoryview(memory).cast("q")
-        first = own - 2 * self.size * SLOT_BYTES
+        first = own - 2 * self.size * shared_file.SLOT_BYTES
         self._bytes = torch.frombuffer(memory, dtype=torch.uint8, offset=first, count=own - first)
         self.sums = RankSums(torch.frombuffer(memory, dtype=torch.uint8, offset=own), self.size, self._check)
         self._slots: dict[torch.dtype, list[list[Tensor]]] = {}
@@ -206,7 +193,7 @@ class SharedMemory:
         """See Comm."""
         whole = x.contiguous()
         flat = whole.view(-1)
-        step = SLOT_BYTES // x.element_size()
+        step = shared_file.SLOT_BYTES // x.element_size()
         for start in range(0, flat.numel(), step):
             part = flat[start : start + step]
             slots = self._exchange(part)
@@ -217,7 +204,7 @@ class SharedMemory:
     def all_gather(self, x: Tensor, widths: list[int]) -> Tensor:
         """See Comm."""
         found = torch.empty(x.shape[0], sum(widths), dtype=x.dtype)
-        rows = max(SLOT_BYTES // (max(widths) * x.element_size()), 1)
+        rows = max(shared_file.SLOT_BYTES // (max(widths) * x.element_size()), 1)
         for start in range(0, x.shape[0], rows):
             part = x[start : start + rows]
             slots = self._exchange(part.reshape(-1))
@@ -231,7 +218,7 @@ class SharedMemory:
         """See Comm."""
         width = x.shape[1]
         found = torch.empty(sum(counts), width, dtype=x.dtype)
-        rows = max(SLOT_BYTES // (width * x.element_size()), 1)
+        rows = max(shared_file.SLOT_BYTES // (width * x.element_size()), 1)
         for start in range(0, max(counts), rows):
             slots = self._exchange(x[start : start + rows].reshape(-1))
             for own, slot in zip(torch.split(found, counts), slots, strict=True):
@@ -245,7 +232,7 @@ class SharedMemory:
         first = sum(counts[: self.rank]) * width
         last = first + counts[self.rank] * width
         found = torch.empty(counts[self.rank], width, dtype=x.dtype)
-        step = SLOT_BYTES // x.element_size()
+        step = shared_file.SLOT_BYTES // x.element_size()
         for start in range(0, flat.numel(), step):
             part = flat[start : start + step]
             low, high = (min(max(bound - start, 0), len(part)) for bound in (first, last))
@@ -264,9 +251,9 @@ class SharedMemory:
             self.given += each.numel() * each.element_size()
             slots[self.rank][at : at + each.numel()].copy_(each)
         self._order()
-        self._counters[self.rank * _LINE] = self._count
+        self._counters[self.rank * COUNTER_STEP] = self._count
         for other in range(self.size):
-            if self._counters[other * _LINE] < self._count:
+            if self._counters[other * COUNTER_STEP] < self._count:
                 self._wait(other)
         self._order()
         return slots
@@ -285,7 +272,7 @@ class SharedMemory:
             pass
 
     def _wait(self, other: int) -> None:
-        place, count, counters = other * _LINE, self._count, self._counters
+        place, count, counters = other * COUNTER_STEP, self._count, self._counters
         for _ in range(_SPINS):
             if counters[place] >= count:
                 return

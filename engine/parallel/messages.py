@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from personae.engine.parallel.expert_placement import ExpertGroups, Placement
+from personae.engine.parallel.far_stages import FarLinks
 from personae.engine.plan import MemoryLayout, StepPlan
 from personae.lora.source import AdapterSource
 
@@ -12,7 +13,7 @@ from personae.lora.source import AdapterSource
 class StartRank(msgspec.Struct, frozen=True):
     """Load this rank's part of a model. The first fields are those of its `Comm`, the others of
     `load_model`. `version`: of the first rank's Personae. `weights`: the digest of the model's files as the
-    first rank sees them."""
+    first rank sees them. `links`: how it connects to stages on other machines."""
 
     rank: int
     size: int
@@ -26,6 +27,7 @@ class StartRank(msgspec.Struct, frozen=True):
     dtype: str
     quantize: str | None
     max_position: int | None
+    links: FarLinks | None = None
 
 
 class RankLoaded(msgspec.Struct, frozen=True):
@@ -84,10 +86,12 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Read an adapter. The answer is its `AdapterTicket.missing`."""
+    """Read an adapter. The answer is its `AdapterTicket.missing`. `files`: on another machine, the content of
+    each of the source's folders, by the files' names."""
 
     digest: str
     source: AdapterSource
+    files: tuple[dict[str, bytes], ...] | None = None
 
 
 class OpenPieces(msgspec.Struct, frozen=True, tag=True):

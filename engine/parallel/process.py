@@ -1,5 +1,8 @@
-"""The process of a rank other than the first: `python -m personae.engine.parallel.process LINE MEMORY [BEFORE
-AFTER]`, with the descriptors of what it shares with others; "-" for no memory.
+"""The process of a rank other than the first, with the descriptors of what it shares with others; "-" for no
+memory.
+
+    python -m personae.engine.parallel.process LINE MEMORY [BEFORE AFTER]     on the first rank's machine
+    python -m personae.engine.parallel.process far LISTENER IDENTITY MEMORY   on another, see far_stages.py
 
 It loads its part of the model, and then does what the first rank tells it, in that order. It ends when the
 first rank does, and after any error, which ends the engine.
@@ -10,13 +13,16 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from socket import socket
-from typing import Any, Never, NoReturn
+from ssl import SSLError
+from typing import Never, NoReturn
 
 import msgspec
 import numpy as np
@@ -27,9 +33,11 @@ from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
 from personae.engine.lora_shapes import lora_shapes, rank_shapes
+from personae.engine.machine_sockets import TlsIdentity
 from personae.engine.models.decoder import Decoder
 from personae.engine.numerics import weights_digest
 from personae.engine.parallel.comm import ONE_RANK, Comm, SharedMemory
+from personae.engine.parallel.far_stages import ORDERS, Callers, Channel, connect
 from personae.engine.parallel.messages import (
     Answer,
     AskExperts,
@@ -63,6 +71,7 @@ from personae.lora.adapter import Adapter
 from personae.lora.library import AdapterLibrary, Prepare
 from personae.lora.pool import LoraPool
 from personae.lora.shards import of_layers, sharded
+from personae.lora.source import AdapterSource
 from personae.lora.stacking import stacked
 from personae.lora.throttle import Rest
 
@@ -87,6 +96,10 @@ def preparation(model: Decoder) -> Prepare:
     return prepare
 
 
+Line = Connection | Channel
+"""To the first rank."""
+
+
 class SentTokens(KnownTokens):
     """The tokens of the rows of one step, as the first rank has sent them."""
 
@@ -109,7 +122,7 @@ class SentTokens(KnownTokens):
 class RankServer:
     """A rank's runner, which does what messages say."""
 
-    def __init__(self, model: Decoder, connection: "Connection[Any, Any]") -> None:
+    def __init__(self, model: Decoder, connection: Line) -> None:
         self._model = model
         self._connection = connection
         self._packed: PackedStep | None = None
@@ -160,8 +173,9 @@ class RankServer:
     def _call(self, message: ToRank) -> object:
         runner = self._runner
         match message:
-            case LoadAdapter(digest=digest, source=source):
-                self._tickets[digest] = ticket = runner.load_adapter(digest, source)
+            case LoadAdapter(digest=digest, source=source, files=files):
+                with _folders(source, files) as here:
+                    self._tickets[digest] = ticket = runner.load_adapter(digest, here)
                 return ticket.missing
             case OpenPieces(work=work, place=str() as digest):
                 self._work[work] = self._tickets.pop(digest).pieces()
@@ -197,6 +211,21 @@ class RankServer:
         return False
 
 
+@contextmanager
+def _folders(source: AdapterSource, files: tuple[dict[str, bytes], ...] | None) -> Iterator[AdapterSource]:
+    """The source of an adapter on this machine: itself, or folders with these files for now."""
+    if files is None:
+        yield source
+        return
+    with tempfile.TemporaryDirectory(prefix="personae-adapter-") as above:
+        folders = [Path(above) / str(number) for number in range(len(files))]
+        for folder, contents in zip(folders, files, strict=True):
+            folder.mkdir()
+            for name, content in contents.items():
+                (folder / Path(name).name).write_bytes(content)
+        yield AdapterSource(tuple(map(str, folders)))
+
+
 def _runner(model: Decoder, build: Build) -> Runner:
     """A runner with empty caches."""
     sizes, memory, dtype = build.sizes, memory_of(CPU, 0), getattr(torch, build.sizes.kv_dtype)
@@ -215,9 +244,8 @@ def _runner(model: Decoder, build: Build) -> Runner:
     return Runner(model, kv, sizes.layout, pool, library.take)
 
 
-def _comm(start: StartRank, descriptors: list[str], check: Callable[[], None]) -> Comm:
-    """What this rank exchanges with others, by the descriptors that it was started with."""
-    memory, *connections = descriptors
+def _comm(start: StartRank, memory: str, neighbours: Neighbours | None, check: Callable[[], None]) -> Comm:
+    """What this rank exchanges with others. `memory`: the descriptor of what its stage shares, or "-"."""
     comm: Comm = (
         ONE_RANK
         if memory == "-"
@@ -230,10 +258,33 @@ def _comm(start: StartRank, descriptors: list[str], check: Callable[[], None]) -
             data_parallel=start.data_parallel,
         )
     )
-    if not connections:
+    if neighbours is None:
         return comm
-    before, after = (socket(fileno=int(each)) for each in connections)
-    return Pipeline(comm, start.stage, start.stages, Neighbours(before, after), _neighbour_ended)
+    return Pipeline(comm, start.stage, start.stages, neighbours, _neighbour_ended)
+
+
+def _connected(arguments: list[str], check: Callable[[], None]) -> tuple[Line, StartRank, Comm]:
+    """The connection to the first rank, what it says first, and what this rank exchanges with others."""
+    line: Line
+    if arguments[0] == "far":
+        listener, identity, memory = arguments[1:]
+        with os.fdopen(int(identity), "rb") as file:
+            callers = Callers(
+                socket(fileno=int(listener)), msgspec.msgpack.decode(file.read(), type=TlsIdentity)
+            )
+        line = Channel(callers.take(ORDERS))
+        start = msgspec.msgpack.decode(line.recv_bytes(), type=StartRank)
+        assert start.links is not None
+        return line, start, _comm(start, memory, Neighbours(*connect(start.links, callers)), check)
+    number, memory, *beside = arguments
+    line = Connection(int(number))
+    start = msgspec.msgpack.decode(line.recv_bytes(), type=StartRank)
+    neighbours = None
+    if beside:
+        neighbours = Neighbours(*(socket(fileno=int(each)) for each in beside))
+    elif start.links is not None:
+        neighbours = Neighbours(*connect(start.links, None))
+    return line, start, _comm(start, memory, neighbours, check)
 
 
 def _neighbour_ended() -> NoReturn:
@@ -252,10 +303,8 @@ def main() -> Never:
     for number in (signal.SIGINT, signal.SIGTERM):  # these are for the server; this ends with the first rank
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
-    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     try:
-        start = msgspec.msgpack.decode(connection.recv_bytes(), type=StartRank)
-        comm = _comm(start, sys.argv[2:], partial(_check_parent, parent))
+        connection, start, comm = _connected(sys.argv[1:], partial(_check_parent, parent))
         torch.set_grad_enabled(False)
         try:
             if start.version != personae.__version__:
@@ -281,7 +330,7 @@ def main() -> Never:
         give_back_freed()
         gc.freeze()
         RankServer(model, connection).run()
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+    except (EOFError, BrokenPipeError, ConnectionResetError, SSLError):
         os._exit(0)  # the first rank has gone
     except BaseException:
         logging.getLogger("personae.engine").exception("a rank of the model crashed")

@@ -21,8 +21,9 @@ import torch
 
 import personae
 from personae.engine.numerics import weights_digest
-from personae.engine.parallel.comm import ONE_RANK, Comm, SharedMemory, shared_file
+from personae.engine.parallel.comm import ONE_RANK, Comm, SharedMemory
 from personae.engine.parallel.expert_placement import NO_GROUPS, ExpertGroups, LayerExperts, Placement
+from personae.engine.parallel.far_stages import ORDERS, Channel, FarStages, call, connect
 from personae.engine.parallel.messages import (
     AskExperts,
     Begin,
@@ -46,14 +47,19 @@ from personae.engine.parallel.messages import (
     encode,
 )
 from personae.engine.parallel.pipeline import Neighbours, Pipeline, ring
+from personae.engine.parallel.shared_file import new_shared_file
 from personae.engine.params import SamplingParams
 from personae.engine.plan import Admission, StepPlan
 from personae.engine.sequence import SequenceLog
 from personae.engine.worker.known import KnownTokens
 from personae.engine.worker.worker import Forward, HiddenStates, PackedStep
 from personae.errors import AdapterError, LoadError, ModelLoadError, Overloaded
+from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE
 from personae.lora.source import AdapterSource
 from personae.lora.stored import Pieces
+
+Line = Connection | Channel
+"""To a rank's process, on this machine or on another."""
 
 _ERRORS = {"AdapterError": AdapterError, "Overloaded": Overloaded, "ModelLoadError": ModelLoadError}
 
@@ -67,7 +73,9 @@ class Ranks:
     how many ranks there are with the first. `data_parallel`: see Comm.
 
     `size` ranks share the layers of each of the `stages`. The ranks' numbers go stage by stage. They load
-    their parts in parallel to the first rank, which calls `loaded` when it has its own.
+    their parts in parallel to the first rank, which calls `loaded` when it has its own. `far`: all stages but
+    the first are on other machines, where their processes run already. Raises LoadError if one of these
+    cannot be reached.
     """
 
     def __init__(
@@ -82,6 +90,7 @@ class Ranks:
         quantize: str | None,
         max_position: int | None,
         threads: int,
+        far: FarStages | None = None,
     ) -> None:
         weights = weights_digest(model)
         places = [(rank, stage) for stage in range(stages) for rank in range(size)]
@@ -99,14 +108,16 @@ class Ranks:
                 dtype,
                 quantize,
                 max_position,
+                None if far is None else far.links(rank, stage),
             )
             for rank, stage in places[1:]
         ]
+        self._far = far
         self.count = len(places)
         self._size, self._stages = size, stages
         self._threads = threads
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._lines: list[Connection[Any, Any]] = []
+        self._lines: list[Line] = []
         self._used = False
         self._finalizer: weakref.finalize[..., Ranks] | None = None
         shared = self._shared()
@@ -118,10 +129,11 @@ class Ranks:
         )
         self.comm: Comm = self._sums or ONE_RANK
         self._pipeline: Pipeline | None = None
-        if own.neighbours is not None:
-            self._pipeline = Pipeline(self.comm, 0, stages, own.neighbours, self._ended)
-            self.comm = self._pipeline
         self._start(shared)
+        neighbours = own.neighbours if far is None else self._connect(far)
+        if neighbours is not None:
+            self._pipeline = Pipeline(self.comm, 0, stages, neighbours, self._ended)
+            self.comm = self._pipeline
 
     @property
     def pids(self) -> list[int]:
@@ -140,8 +152,11 @@ class Ranks:
 
     def build(self, sizes: PoolSizes) -> "list[RemoteRank]":
         """Have all allocate their caches. The first call takes the processes that run; each later one begins
-        a new epoch, with new processes."""
+        a new epoch, with new processes. Raises RankEnded if some are on other machines, where the engine
+        cannot start them."""
         if self._used:
+            if self._far is not None:
+                raise RankEnded("ranks on other machines are started with the engine only")
             self.end()
             shared = self._shared()
             own = shared[0]
@@ -153,7 +168,9 @@ class Ranks:
             self._start(shared)
             self.loaded()
         self._used = True
-        ranks = [RemoteRank(line, self.check, sizes) for line in self._lines]
+        ranks = [
+            RemoteRank(line, self.check, sizes, sends_files=isinstance(line, Channel)) for line in self._lines
+        ]
         for rank in ranks:
             rank.tell(Build(sizes))
         return ranks
@@ -175,7 +192,10 @@ class Ranks:
 
     def _shared(self) -> "list[_Shared]":
         """What each rank shares with others, the first rank included."""
-        files = [shared_file(self._size) if self._size > 1 else None for _ in range(self._stages)]
+        here = self._stages if self._far is None else 1
+        files = [new_shared_file(self._size) if self._size > 1 else None for _ in range(here)]
+        if self._far is not None:
+            return [_Shared(files[0], None)] * self._size
         total = self._size * self._stages
         links: list[Neighbours | None] = [None] * total
         if self._stages > 1:
@@ -183,10 +203,12 @@ class Ranks:
         return [_Shared(files[rank // self._size], links[rank]) for rank in range(total)]
 
     def _start(self, shared: "list[_Shared]") -> None:
-        """Start the processes. What they share is closed here, but for the first rank's connections."""
+        """Start the processes, and call those on other machines. What they share is closed here, but for the
+        first rank's connections."""
         self._processes, self._lines = [], []
+        self._finalizer = weakref.finalize(self, _end, self._processes, self._lines)
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads)}
-        for start, own in zip(self._starts, shared[1:], strict=True):
+        for start, own in zip(self._starts, shared[1:], strict=self._far is None):
             ours, theirs = Pipe()
             given = [theirs.fileno(), own.file, *(each.fileno() for each in own.neighbours or ())]
             command = [
@@ -211,7 +233,29 @@ class Ranks:
         for file in {own.file for own in shared}:
             if file is not None:
                 os.close(file)
-        self._finalizer = weakref.finalize(self, _end, self._processes, self._lines)
+        if self._far is not None:
+            for start in self._starts[self._size - 1 :]:
+                self._lines.append(self._order(start, self._far))
+
+    def _order(self, start: StartRank, far: FarStages) -> Channel:
+        """Tell a rank on another machine what to load."""
+        address = far.addresses[start.stage - 1][start.rank]
+        try:
+            line = Channel(call(address, ORDERS, far.identity))
+            line.send_bytes(encode(start))
+        except OSError as error:
+            number = start.stage * start.size + start.rank
+            raise LoadError(
+                f"Rank {number} of the model can't be reached at {address[0]}:{address[1]}: {error}"
+            ) from None
+        return line
+
+    def _connect(self, far: FarStages) -> Neighbours:
+        """The first rank's connections to stages on other machines."""
+        try:
+            return Neighbours(*connect(far.links(0, 0), None))
+        except OSError as error:
+            raise LoadError(f"A stage of the model on another machine can't be reached: {error}") from None
 
 
 class _Shared(NamedTuple):
@@ -222,7 +266,7 @@ class _Shared(NamedTuple):
     neighbours: Neighbours | None
 
 
-def _end(processes: list[subprocess.Popen[bytes]], lines: "list[Connection[Any, Any]]") -> None:
+def _end(processes: list[subprocess.Popen[bytes]], lines: list[Line]) -> None:
     for line in lines:
         line.close()
     for process in processes:
@@ -233,11 +277,14 @@ def _end(processes: list[subprocess.Popen[bytes]], lines: "list[Connection[Any, 
 class RemoteRank:
     """A rank's process as a Worker. What it computes stays there: it answers only what concerns its memory.
 
-    One thread calls it. Raises RankEnded if the process has ended.
+    One thread calls it. Raises RankEnded if the process has ended. `sends_files`: it is on another machine,
+    so adapters go there.
     """
 
-    def __init__(self, line: "Connection[Any, Any]", check: Callable[[], None], sizes: PoolSizes) -> None:
-        self._line, self._check = line, check
+    def __init__(
+        self, line: Line, check: Callable[[], None], sizes: PoolSizes, *, sends_files: bool = False
+    ) -> None:
+        self._line, self._check, self._sends_files = line, check, sends_files
         self._numbers = count()
         self.device = torch.device("cpu")
         self.layout = sizes.layout
@@ -307,7 +354,8 @@ class RemoteRank:
 
     def load_adapter(self, digest: str, source: AdapterSource) -> "RemoteTicket":
         """See AdapterMemory."""
-        return RemoteTicket(self, digest, self.ask(LoadAdapter(digest, source)))
+        files = tuple(map(_contents, source.folders)) if self._sends_files else None
+        return RemoteTicket(self, digest, self.ask(LoadAdapter(digest, source, files)))
 
     def discard(self, digest: str) -> None:
         """See AdapterMemory."""
@@ -373,6 +421,14 @@ class RemoteExperts:
     def place(self, layer: int, placement: Placement) -> None:
         """See ExpertMemory."""
         self._rank.tell(PlaceExperts(layer, placement))
+
+
+def _contents(folder: str) -> dict[str, bytes]:
+    """An adapter's files by name. Raises AdapterError."""
+    try:
+        return {name: (Path(folder) / name).read_bytes() for name in (CONFIG_FILE, TENSORS_FILE)}
+    except OSError as error:
+        raise AdapterError(f"The adapter's files can't be read: {error}") from None
 
 
 def _without_tokens(admission: Admission) -> Admission:

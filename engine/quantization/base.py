@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from personae.engine.parallel.comm import ONE_RANK, Comm
 from personae.errors import ModelLoadError
 from personae.kernels.decoder import LinearWeights, PackedLinear, Weight, pack_linear
 from personae.kernels.quantized import QuantizedWeight, Stored
@@ -33,13 +34,15 @@ class LinearMethod(ABC):
 
     After that, either `finish` returns what multiplies from now on, or a backend takes `weight` over. It can
     also multiply without either. `own_copy`: an output matrix that is tied to the embedding is read from the
-    file again. `rounds_inputs`: the product rounds x as well.
+    file again. `rounds_inputs`: the product rounds x as well. `ranks`: those that have the other parts of
+    each row of x, if this one has a part.
     """
 
     own_copy: ClassVar[bool] = False
     rounds_inputs: ClassVar[bool] = False
 
     weight: Weight
+    ranks: Comm = ONE_RANK
 
     @abstractmethod
     def __init__(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> None:

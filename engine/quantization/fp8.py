@@ -37,12 +37,13 @@ class Fp8Weight(EightBitWeight):
         self.scales.copy_(scales)
 
 
-def to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+def to_fp8(x: Tensor, largest: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """x: [rows, n] of any floating dtype -> (values of E4M3, scales [rows, 1] float32), x = values * scales.
 
-    The scale of a row that is not finite is not finite either.
+    `largest`: what becomes the largest of E4M3, [rows, 1] float32; by default the largest of each row. The
+    scale of a row that is not finite is not finite either.
     """
-    scales = x.abs().amax(1, keepdim=True).float() / FP8_MAX
+    scales = (x.abs().amax(1, keepdim=True).float() if largest is None else largest) / FP8_MAX
     steps = (x.float() / scales).nan_to_num_(0, FP8_MAX, -FP8_MAX)  # a row of zeros has no scale
     return steps.clamp_(-FP8_MAX, FP8_MAX).to(FP8), scales
 
@@ -74,12 +75,20 @@ class Fp8(QuantizedMethod):
         """See `Product`."""
         if not self._multiplies:
             return F.linear(x, self.plain(), bias)
-        values, scales = to_fp8(x)
+        values, scales = to_fp8(x, self._largest(x))
         rows = ScalingType.RowWise
         y = scaled_mm(
             values, self.weight.values.t(), scales, rows, self.weight.scales.t(), rows, output_dtype=self._out
         ).to(self.dtype)
         return y if bias is None else y.add_(bias)
+
+    def _largest(self, x: Tensor) -> Tensor | None:
+        """The largest of each row, of which the ranks may have parts: all round it by one scale, as one
+        process does."""
+        if self.ranks.size == 1:
+            return None
+        own = x.abs().amax(1, keepdim=True).float()
+        return self.ranks.all_gather(own, [1] * self.ranks.size).amax(1, keepdim=True)
 
 
 METHODS = {Fp8Weight.kind: Fp8}

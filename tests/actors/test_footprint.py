@@ -15,6 +15,7 @@ from personae.actors.footprint import footprint
 from personae.actors.options import EngineOptions
 from personae.api.cli import app
 from personae.engine.loader import load_model
+from personae.errors import LoadError
 
 CPU = torch.device("cpu")
 OPTIONS = EngineOptions(Path(), kv_memory=2**24, device="cpu")
@@ -84,6 +85,47 @@ def test_the_command_says_by_its_exit_code_whether_the_model_fits(
         assert result.exit_code == code, result.output
         assert ("does not fit" in result.output) == bool(code)
         assert "LlamaForCausalLM" in result.output
+
+
+@pytest.mark.parametrize(
+    ("size", "stages", "said"),
+    [
+        (1, 1, None),
+        (2, 1, None),
+        (1, 3, "the model's 3 ranks share 2 processor cores: rank 2 has none of its own"),
+        (2, 2, "the model's 4 ranks share 2 processor cores: ranks 2 to 3 have none of their own"),
+    ],
+)
+def test_more_ranks_than_cores_are_named_by_a_dry_run_and_at_the_start(
+    size: int,
+    stages: int,
+    said: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("personae.actors.rank_cores.usable_cores", lambda: 2.5)
+
+    def no_ranks(*given: object, **named: object) -> None:
+        raise LoadError("the ranks are not started here")
+
+    monkeypatch.setattr("personae.actors.assembly.Ranks", no_ranks)
+    folder = make_model_folder(tmp_path, "llama", num_hidden_layers=3)
+    command = ["serve", str(folder), "--kv-memory", "64MiB", "--dry-run"]
+    sizes = ["--tensor-parallel-size", str(size), "--pipeline-parallel-size", str(stages)]
+    result = CliRunner().invoke(app, [*command, *sizes])
+    assert result.exit_code == 0, result.output
+    assert ("warning" in result.output) == (said is not None)
+    options = replace(OPTIONS, model=folder, tensor_parallel_size=size, pipeline_parallel_size=stages)
+    if size * stages > 1:
+        with pytest.raises(LoadError):
+            assemble(options)
+    found = "\n".join(caplog.messages)
+    if said is None:
+        assert "ranks" not in found
+    else:
+        assert said in result.output
+        assert said in found
 
 
 def test_what_serve_refuses_a_dry_run_refuses_too(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from engine_harness import EngineHarness
+from engine_harness import EngineHarness, comms_of
 from hf import hf_greedy, hf_model, quantized
 from safetensors.torch import load_file, save_file
 from tiny_models import model_folder
@@ -14,6 +15,7 @@ from tiny_models import model_folder
 from personae.actors.assembly import assemble
 from personae.actors.options import EngineOptions
 from personae.engine.loader import load_model
+from personae.engine.parallel.comm import SharedMemory
 from personae.engine.quantization.fp8 import Fp8, Fp8Weight, to_fp8
 from personae.errors import LoadError, ModelLoadError
 
@@ -52,6 +54,26 @@ def test_a_row_that_is_not_finite_spoils_no_other_row() -> None:
     found = method.apply(x, None)
     assert torch.equal(found[[0, 2]], alone[[0, 2]])
     assert not found[1].isfinite().all()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_that_have_parts_of_a_row_round_it_by_one_scale_as_one_process_does(size: int) -> None:
+    whole = Fp8(48, 96, torch.float32, CPU)
+    whole.weight.copy_(torch.randn(48, 96))
+    x = torch.randn(6, 96) * torch.logspace(-2, 2, 96)
+    width = 96 // size
+
+    def part(comm: SharedMemory) -> torch.Tensor:
+        method = Fp8(48, width, torch.float32, CPU)
+        method.weight.values.copy_(whole.weight.values[:, comm.rank * width :][:, :width])
+        method.weight.scales.copy_(whole.weight.scales)
+        method.ranks = comm
+        return method.apply(x[:, comm.rank * width :][:, :width].contiguous(), None)
+
+    with ThreadPoolExecutor(size) as threads:
+        found = sum(threads.map(part, comms_of(size)))
+    truth = whole.apply(x, None)
+    torch.testing.assert_close(found, truth, rtol=0, atol=float(truth.abs().max()) * 1e-5)
 
 
 def test_a_product_has_its_shape_on_a_device_that_computes_nothing() -> None:

@@ -14,8 +14,9 @@ from shared_model import EVERY_KIND, adapters_of
 from tiny_models import model_folder
 
 from personae.engine.loader import load_model
-from personae.engine.parallel import comm as comm_module
-from personae.engine.parallel.comm import SharedMemory, shared_file
+from personae.engine.parallel import shared_file
+from personae.engine.parallel.comm import SharedMemory
+from personae.engine.parallel.shared_file import new_shared_file
 from personae.kernels.cpu import operators
 
 pytestmark = pytest.mark.skipif("fuse" not in operators(), reason="no compiler, or no AVX2 on this machine")
@@ -93,7 +94,7 @@ def test_a_token_has_the_same_bits_whatever_is_beside_it(variant: str) -> None:
 def test_a_step_that_the_shared_memory_has_no_room_for_runs_layer_by_layer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(comm_module, "SUMS_BYTES", 32 * 64 * 4)
+    monkeypatch.setattr(shared_file, "SUMS_BYTES", 32 * 64 * 4)
     folder, size = folder_of("llama")
     ranks = Ranks(folder, size)
     calls: list[int] = []
@@ -114,7 +115,7 @@ def test_a_rank_that_waits_within_the_call_for_one_that_has_ended_says_so(
         raise RuntimeError("rank 1 ended")
 
     folder, size = folder_of("llama")
-    file = shared_file(size)
+    file = new_shared_file(size)
     decoder = load_model(folder, device=CPU, comm=SharedMemory(file, 0, size, check))
     os.close(file)
     monkeypatch.setattr(decoder, "_embed", lambda tokens: torch.ones(len(tokens), 64, dtype=torch.bfloat16))

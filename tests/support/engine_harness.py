@@ -27,10 +27,11 @@ from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
 from personae.engine.lora_shapes import lora_shapes, rank_shapes
 from personae.engine.models.decoder import Decoder
-from personae.engine.parallel.comm import ONE_RANK, Comm, SharedMemory, shared_file
+from personae.engine.parallel.comm import ONE_RANK, Comm, SharedMemory
 from personae.engine.parallel.expert_placement import ExpertGroups
 from personae.engine.parallel.pipeline import Pipeline, ring
 from personae.engine.parallel.process import preparation
+from personae.engine.parallel.shared_file import new_shared_file
 from personae.engine.params import SamplingParams
 from personae.engine.pipelined import PipelinedEngine
 from personae.engine.plan import MemoryLayout, StepPlan
@@ -126,7 +127,7 @@ def comms_of(
         if size == 1:
             comms.append(ONE_RANK)
             continue
-        file = shared_file(size)
+        file = new_shared_file(size)
         comms += [
             SharedMemory(file, rank, size, lambda: None, groups, data_parallel=data_parallel)
             for rank in range(size)

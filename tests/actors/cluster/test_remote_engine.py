@@ -25,7 +25,6 @@ from personae.actors.cluster.adapter_files import AdapterFiles
 from personae.actors.cluster.agent import run_engine
 from personae.actors.cluster.contact import Contact, Dial
 from personae.actors.cluster.dial import dial
-from personae.actors.cluster.identity import ENGINE, new_identity
 from personae.actors.cluster.listener import Listener, open_listener
 from personae.actors.cluster.remote_process import RemoteLaunch, RemoteProcess, StartEngine
 from personae.actors.in_process import open_in_process
@@ -33,6 +32,7 @@ from personae.actors.options import EngineOptions
 from personae.actors.replicas.launch import launch_replicas
 from personae.actors.replicas.source import LocalSource
 from personae.actors.spawn import COMMAND
+from personae.engine.machine_sockets import ENGINE, new_identity
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.engine.tiers.transfer import CERTIFIED

@@ -15,11 +15,11 @@ from patience import PATIENCE
 from personae.actors.cluster.contact import GREETING, TICKET_BYTES, UNKNOWN, WELCOME, Contact, Dial
 from personae.actors.cluster.dial import dial
 from personae.actors.cluster.frames import FrameReader
-from personae.actors.cluster.identity import ENGINE, FRONTEND, new_identity
 from personae.actors.cluster.listener import MAX_UNIDENTIFIED, Listener, open_listener
 from personae.actors.framing import frame, receive_first
 from personae.actors.line import Line
 from personae.actors.wire import Describe, messages
+from personae.engine.machine_sockets import ENGINE, FRONTEND, new_identity
 from personae.errors import LineBroken, LoadError
 
 pytestmark = pytest.mark.anyio

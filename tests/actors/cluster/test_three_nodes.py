@@ -134,12 +134,12 @@ async def test_no_answer_is_lost_or_changed_whatever_happens_to_three_nodes(
                 await again("an engine was killed", loads)
 
                 loads = len(pids) + 1
-                nodes.strike(random.Random(0), signal.SIGKILL)
+                nodes.strike_any(random.Random(0), signal.SIGKILL)
                 await to_thread.run_sync(nodes.add)
                 await again("a node was killed", loads)
 
                 loads = len(pids) + 1
-                nodes.strike(random.Random(1), signal.SIGSTOP)
+                nodes.strike_any(random.Random(1), signal.SIGSTOP)
                 await to_thread.run_sync(nodes.add)
                 await again("a node was stopped", loads)
                 nodes.bury()

@@ -17,7 +17,6 @@ from anyio import to_thread
 from patience import PATIENCE
 from virtual_clock import real_clock
 
-from personae.actors.cluster.identity import TlsIdentity, client_context, new_identity, server_context, trust
 from personae.actors.enginecore import page_server
 from personae.actors.enginecore.page_server import (
     MOST_AT_ONCE,
@@ -27,6 +26,7 @@ from personae.actors.enginecore.page_server import (
     serve_pages,
 )
 from personae.actors.messages import LetGo, Message
+from personae.engine.machine_sockets import TlsIdentity, client_context, new_identity, server_context, trust
 from personae.engine.scheduling.page_names import page_keys, root_key
 from personae.engine.scheduling.running import HeldPages
 from personae.engine.tiers import transfer

@@ -188,7 +188,7 @@ async def test_cores_are_shared_evenly_and_more_engines_than_gpus_are_refused(
     assert shares(options, 3) == [{}, {}, {}], "what the operator says holds"
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(7)))
-    monkeypatch.setattr("personae.actors.replicas.launch.processors", lambda: None)
+    monkeypatch.setattr("personae.kernels.cgroup.processors", lambda: None)
     assert shares(options, 3) == [{"OMP_NUM_THREADS": "2"}] * 3
     assert shares(options, 9) == [{"OMP_NUM_THREADS": "1"}] * 9
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")

@@ -8,8 +8,9 @@ import torch
 from engine_harness import comms_of
 from torch import Tensor
 
-from personae.engine.parallel import comm as comm_module
-from personae.engine.parallel.comm import ONE_RANK, SharedMemory, shared_file
+from personae.engine.parallel import shared_file
+from personae.engine.parallel.comm import ONE_RANK, SharedMemory
+from personae.engine.parallel.shared_file import new_shared_file
 
 
 def on_all(size: int, parts: list[Tensor], *, widths: list[int] | None = None) -> list[Tensor]:
@@ -29,7 +30,7 @@ def on_all(size: int, parts: list[Tensor], *, widths: list[int] | None = None) -
 def test_a_sum_is_rounded_once_in_the_order_of_the_ranks_and_equal_on_all(
     size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comm_module, "SLOT_BYTES", 1024)  # several parts
+    monkeypatch.setattr(shared_file, "SLOT_BYTES", 1024)  # several parts
     parts = list(torch.randn(size, 13, 97, generator=torch.Generator().manual_seed(size)).to(dtype))
     total = parts[0].float()
     for part in parts[1:]:
@@ -51,7 +52,7 @@ def test_a_sum_of_a_strided_view_is_the_views() -> None:
 
 
 def test_parts_of_different_widths_are_gathered_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comm_module, "SLOT_BYTES", 1024)
+    monkeypatch.setattr(shared_file, "SLOT_BYTES", 1024)
     widths = [100, 101, 99]
     parts = [torch.randn(7, width) for width in widths]
     for found in on_all(3, parts, widths=widths):
@@ -62,7 +63,7 @@ def test_a_rank_that_waits_for_one_that_has_ended_says_so() -> None:
     def check() -> None:
         raise RuntimeError("rank 1 ended")
 
-    file = shared_file(2)
+    file = new_shared_file(2)
     comm = SharedMemory(file, 0, 2, check)
     os.close(file)
     with pytest.raises(RuntimeError, match="rank 1 ended"):

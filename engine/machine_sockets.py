@@ -1,12 +1,15 @@
-"""Identities on the sockets between machines: each process has a key and a certificate of its own.
+"""Sockets between machines: their settings, and identities. Each process has a key and a certificate of its
+own.
 
 They are made at the start, and keys never leave their process; only certificates are sent. Each side trusts
 exactly the certificates that it was given.
 
 The engines of a server that give pages to one another have one more identity, which is the same for all of
-them. The frontend makes it and sends it to each, key and all, over the sockets above.
+them; so have the ranks of an engine. It is made for them and sent to each, key and all, over the sockets
+above or by Ray.
 """
 
+import socket
 import ssl
 from datetime import UTC, datetime, timedelta
 
@@ -79,6 +82,15 @@ def client_context(identity: TlsIdentity, frontend: str) -> ssl.SSLContext:
     _load_identity(context, identity)
     trust(context, frontend)
     return context
+
+
+def tune(connection: socket.socket) -> None:
+    """Send data at once, and detect a dead machine within half a minute."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if (option := getattr(socket, name, None)) is not None:  # Linux has these options
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _load_identity(context: ssl.SSLContext, identity: TlsIdentity) -> None:
