@@ -10,12 +10,12 @@ lock with HTTP.
 """
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from anyio import to_thread
+from anyio import create_task_group, sleep, to_thread
 
 from personae.actors.frontend.engine_process import Progress
 from personae.actors.frontend.frontend import Frontend, LocalClient, ModelInfo, Serving
@@ -25,7 +25,7 @@ from personae.actors.kit.child import Incident, ReportIncident, log_incident
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.options import EngineOptions
 from personae.actors.process import Launch
-from personae.actors.spawn import COMMAND
+from personae.actors.spawn import COMMAND, end_ahead, have_spare
 from personae.actors.wire import Facts
 from personae.engine.generation_config import GenerationDefaults
 from personae.engine.tokens import Tokenizer
@@ -35,6 +35,7 @@ from personae.lora.bounds import AdapterBounds
 if TYPE_CHECKING:
     from personae.actors.replicas.scaling import HearKVEvents, ReplicaScaler
 
+SPARE_SECONDS = 1.0  # between two looks whether there is a spare process
 HANG_SECONDS = 60.0  # long, since a step may have to compile kernels
 
 
@@ -63,9 +64,11 @@ async def open_multi_process(
     window: int = 64,
     on_kv_events: "HearKVEvents | None" = None,
     keeper: Keeper | None = None,
+    spare: bool = False,
 ) -> AsyncIterator[MultiProcessEngine]:
     """Start the engine core, wait until it has loaded, and yield the engine. On exit, end the engine core.
-    With a `keeper` it outlives this process if that is killed, or is one that outlived another process.
+    With a `keeper` it outlives this process if that is killed, or is one that outlived another process. With
+    `spare`, another process imports its libraries ahead and takes over when the engine core dies.
 
     Raises the LoadError with which the engine core refuses its options, or EngineLost if its process ends or
     hangs while it loads. If the engine core dies or hangs more than `max_restarts` times within a minute, it
@@ -86,8 +89,29 @@ async def open_multi_process(
             window,
             on_kv_events,
         ) as engine_processes,
+        _spare_process(command, engine_processes.client) if spare else nullcontext(),
     ):
         yield engine_processes
+
+
+@asynccontextmanager
+async def _spare_process(command: Sequence[str], client: LocalClient) -> AsyncIterator[None]:
+    """While the engine serves, have a process that replaces it sooner. It begins only then: importing takes
+    a processor's time, which a start needs more."""
+
+    async def keep() -> None:
+        while True:
+            if client.stats().ready:
+                have_spare(command)
+            await sleep(SPARE_SECONDS)
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(keep)
+        try:
+            yield
+        finally:
+            tasks.cancel_scope.cancel()
+            end_ahead()
 
 
 @asynccontextmanager

@@ -43,7 +43,9 @@ def spawn(command: Sequence[str], environment: Mapping[str, str] | None = None) 
     """Start `command`, unless it was started ahead. The file descriptor of its end of the connection is
     appended as the last argument. `environment` is added to this process's environment."""
     if not environment and (spawned := _ahead.pop(tuple(command), None)) is not None:
-        return spawned
+        if spawned.process.poll() is None:
+            return spawned
+        spawned.end()
     line, its_line = socket.socketpair()
     output, its_output = socket.socketpair()
     recorder, file = StepRecorder.create()
@@ -68,6 +70,11 @@ def ahead(command: Sequence[str] = COMMAND) -> Iterator[Spawned]:
         yield spawned
     finally:
         end_ahead()
+
+
+def have_spare(command: Sequence[str] = COMMAND) -> None:
+    """Start `command` for the next `spawn` of it, unless one that was started ahead runs."""
+    _ahead[tuple(command)] = spawn(command)
 
 
 def end_ahead() -> None:

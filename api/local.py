@@ -53,6 +53,11 @@ async def open_engine(
         raise LoadError(f"{given} needs --model NAME=MODEL.")
     if options.one_process and options.replicas != ONE_REPLICA:
         raise LoadError("--one-process has one engine; --replicas needs processes of their own.")
+    if options.spare_process and (options.one_process or options.replicas != ONE_REPLICA or options.ray):
+        raise LoadError(
+            "--spare-process is for one engine in a process of its own on this machine; leave it out with "
+            "--replicas, --ray and --one-process."
+        )
     check_prefill(options.prefill_replicas, options.replicas.least, options.replicas.most)
     if options.one_process and options.ray is not None:
         raise LoadError("--one-process has its engine here; --ray has engines on other machines.")
@@ -189,6 +194,7 @@ def _open_processes(
             hang_seconds=options.hang_timeout,
             on_kv_events=hear,
             keeper=keeper,
+            spare=options.spare_process,
         )
     return open_replicas(
         engine_options,

@@ -421,6 +421,13 @@ class ProcessOptions:
             max=3600,
         ),
     ] = 60.0
+    spare_process: Annotated[
+        bool,
+        OptionInfo(
+            "Keep a process that has its libraries imported and replaces an engine that dies, so that the "
+            "pause is shorter. Takes memory. For one engine."
+        ),
+    ] = False
     one_process: Annotated[bool, OptionInfo("Run the engine in the server's own process, for debugging.")] = (
         False
     )

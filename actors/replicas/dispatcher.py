@@ -52,7 +52,7 @@ log = logging.getLogger("personae.actors")
 
 INITIAL_ANSWER = 128.0  # tokens that an answer is expected to have, until some have ended
 SMOOTHING = 0.05  # weight of each new answer in the mean
-LONGEST_QUEUE = 10.0  # seconds of prompts for prefill engines, beyond which the other engines compute some
+LONGEST_QUEUE = 1.0  # prompts before one for a prefill engine, in times its length; else another computes it
 MAX_SKIPPED = 32  # keys without room that are skipped in a row
 
 
@@ -471,13 +471,14 @@ class Dispatcher(Actor[Message]):
         log = group.logs[0]
         if ends_with_prompt(log):
             return computing, False
-        if not returns and not any(replica.has_room(group.key) for replica in answering):
+        if not returns and not any(replica.takes_turns(group.key) for replica in answering):
             return (), False
         here = min(answering, key=lambda replica: replica.first_token_seconds(group))
         there = min(replica.first_token_seconds(group) for replica in computing)
         there += here.step_seconds  # to go on here with the pages costs a step more
-        queued = self._waiting.prompts.total() * self._token_seconds() / len(computing)
-        if queued > LONGEST_QUEUE and not returns:
+        ahead = min(replica.waiting_prompts for replica in computing)
+        ahead += (self._waiting.prompts.total() - group.prompt) // len(computing)
+        if ahead > LONGEST_QUEUE * group.prompt and not returns:
             return answering, False
         if here.takes_along(group) and here.first_token_seconds(group) <= there:
             return answering, False

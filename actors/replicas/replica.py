@@ -96,6 +96,10 @@ class Replica:
         tokens = self._prompts[key]
         if tokens and tokens >= STEPS * self.batch // (BACKGROUND if key.background else 1):
             return False
+        return self.takes_turns(key)
+
+    def takes_turns(self, key: FairnessKey) -> bool:
+        """Whether fewer requests wait there than it can compute at once, or none of this tenant."""
         return self._waiting < self.seqs or not self._tenants[key.tenant]
 
     def say_exactly(self) -> ExactPrefixes:
@@ -117,6 +121,11 @@ class Replica:
         return self._waiting
 
     @property
+    def waiting_prompts(self) -> int:
+        """How many prompt tokens of sequences that are not admitted yet it has to compute."""
+        return self._prompts.total()
+
+    @property
     def token_seconds(self) -> float:
         """How much longer one more token makes a step, as measured."""
         return self.frontend.latest.token_seconds or FIRST_STEP_TOKEN
@@ -131,7 +140,7 @@ class Replica:
         """How long until a new prompt's turn comes: the prompts that wait before it, the running sequences in
         each of their steps, and the answers that have to end before it gets a slot."""
         over = max(len(self.live) + 1 - self.seqs, 0)
-        prompts = self._prompts.total()
+        prompts = self.waiting_prompts
         rows = (1 + prompts / self.batch) * (len(self.live) - self._waiting)
         return (prompts + rows + over * self.work / max(self.seqs, 1)) * self.token_seconds
 

@@ -121,7 +121,7 @@ class RoleChooser(Actor[Message]):
 
     def _load(self, up: list[Replica]) -> RoleLoad:
         long = self._replicas.long_prompts
-        self._rate += (long.seconds - self._seen - self._rate) * EVERY / WINDOW
+        self._rate += ((long.seconds - self._seen) / EVERY - self._rate) * EVERY / WINDOW
         self._seen = long.seconds
         batch = max((each.batch * each.prompt_token_seconds for each in up), default=0.0)
         return RoleLoad(

@@ -102,6 +102,35 @@ async def test_streams_continue_token_for_token_when_the_engine_core_is_killed(o
         assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
 
 
+async def test_a_spare_process_goes_on_with_the_streams_of_one_that_was_killed(
+    options, processes: list[int]
+) -> None:
+    def spares() -> set[int]:
+        return set(engine_cores()) - set(processes)
+
+    async with open_multi_process(options, max_restarts=20, spare=True) as engine_processes:
+        client, logs = engine_processes.client, mixed(engine_processes)
+        calm = await play_all(client, logs)
+        await soon(lambda: len(spares()) == 1, "there is a spare process")
+        [ended] = spares()
+        os.kill(ended, signal.SIGKILL)
+        await soon(lambda: len(spares() - {ended}) == 1, "there is another one")
+        [spare] = spares() - {ended}
+
+        async def kill() -> None:
+            await soon(lambda: client.stats().running > 2, "some streams have begun")
+            os.kill(processes[0], signal.SIGKILL)
+
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(kill)
+                disturbed = await play_all(client, logs)
+        assert processes[1:] == [spare]
+        assert same(calm, disturbed)
+        await soon(lambda: len(spares()) == 1, "there is a spare process again")
+    assert not engine_cores()
+
+
 @pytest.mark.parametrize("shared", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 3}])
 async def test_streams_continue_token_for_token_when_a_rank_of_the_model_is_killed(options, shared) -> None:
     shared = dataclasses.replace(options, **shared)

@@ -286,7 +286,7 @@ def test_every_option_is_passed_on(
         "--adapter-versions 7 --kv-disk k --kv-disk-bytes 1GiB "
         "--kv-host-bytes 4GiB --kv-transfer-backend nixl "
         "--kv-remote s3://b/p/ --kv-remote-bytes 2GiB --packed-weights-size 3GiB "
-        "--session-ttl 60 --price a=1/2 --prefill-replicas 1 --kv-transfer "
+        "--session-ttl 60 --price a=1/2 --prefill-replicas 1 --kv-transfer --spare-process "
         "--adapter-source hf://acme --model c=demo --keep-alive 9 --models-memory 1GiB "
         "--fetches-per-minute 2"
     )
@@ -324,6 +324,7 @@ def test_every_option_is_passed_on(
         max_restarts=1,
         hang_timeout=9,
         engine_grace=8,
+        spare_process=True,
         drain_timeout=7,
         cuda_graphs=False,
         gpu_memory_utilization=0.8,

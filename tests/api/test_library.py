@@ -87,6 +87,7 @@ async def test_an_answer_in_chunks_is_not_given_whole_in_its_place(engine) -> No
         ({"quantize": "int3"}, "`quantize`: 'int3' is not one of"),
         ({"root_path": "llm"}, "`root_path`: .* write it as /llm"),
         ({"kv_memory": "2 apples"}, "is not a size"),
+        ({"spare_process": True}, "--spare-process is for one engine"),
         ({"model": "acme/poet"}, "acme/poet is not complete in the cache"),
     ],
 )

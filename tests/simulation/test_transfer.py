@@ -64,7 +64,7 @@ def test_invariants_hold_with_transfers_that_fail_and_prefill_engines_that_die(s
 
 
 def test_a_prefill_engine_computes_long_prompts_and_their_pages_follow() -> None:
-    report = simulate(CALM)
+    report = simulate(replace(CALM, workload=replace(LOAD, rate=5.0)))
     assert report.outcomes.keys() <= {"stop", "length"}
     assert report.prefilled >= 50
     assert 50 * 60 < report.tier_hits <= 8 * report.transferred
@@ -139,7 +139,8 @@ def test_pages_that_are_given_away_while_they_are_sent_are_noticed(monkeypatch: 
         return held
 
     monkeypatch.setattr(RunningTable, "hold", no_hold)
-    tight = replace(CALM, seed=2, pages=60, costs=replace(CALM.costs, transfer=0.05))
+    costs = replace(CALM.costs, transfer=0.05)
+    tight = replace(CALM, seed=2, pages=60, costs=costs, workload=replace(LOAD, rate=10.0), prefill=2)
     with pytest.raises(InvariantViolated, match="changed while they were sent"):
         simulate(tight)
 

@@ -108,10 +108,16 @@ def test_an_option_that_leaves_no_engine_for_answers_is_refused(
 def short_and_long_and_short() -> Scenario:
     """Two engines: short prompts for 80 seconds, and long ones among them from second 15 to 40."""
     arrivals = [(at / 2, TracedPrompt((at,), 6, 40)) for at in range(160)]
-    arrivals += [
-        (15.3 + at, TracedPrompt(tuple(range(1000 * at, 1000 * at + 40)), 640, 20)) for at in range(25)
-    ]
-    arrivals.sort()
+    return two_engines(arrivals + [(15.3 + at, long_prompt(at)) for at in range(25)])
+
+
+def long_prompt(number: int) -> TracedPrompt:
+    """It takes half a second, and nothing of it is cached."""
+    return TracedPrompt(tuple(range(1000 * number, 1000 * number + 40)), 640, 20)
+
+
+def two_engines(arrivals: list[tuple[float, TracedPrompt]]) -> Scenario:
+    arrivals = sorted(arrivals)
     workload = SimulatedWorkload(
         requests=len(arrivals),
         trace=tuple(at for at, _ in arrivals),
@@ -127,6 +133,13 @@ def short_and_long_and_short() -> Scenario:
     return Scenario(
         1, workload, costs, pages=2048, page_size=16, batch=512, lull=1000, replicas=2, transfer=True
     )
+
+
+def test_prompts_that_a_prefill_engine_cannot_compute_in_time_are_computed_by_the_others() -> None:
+    scenario = two_engines([(at / 3, long_prompt(at)) for at in range(45)])  # 1.5 seconds of them a second
+    report = simulate(replace(scenario, prefill=1))
+    assert max(report.waits) < 4.0  # the queue would grow to more than 10 seconds
+    assert 20 <= report.prefilled <= 40
 
 
 def test_an_engine_computes_only_prompts_while_long_ones_come(monkeypatch: pytest.MonkeyPatch) -> None:

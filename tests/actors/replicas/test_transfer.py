@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,14 +15,17 @@ import pytest
 from crash_harness import mixed, play_all, same
 from engine_harness import Played
 from msgspec import structs
-from patience import PATIENCE
+from patience import PATIENCE, soon
 from tiny_models import VOCAB
 
 from personae.actors.assembly import assemble
 from personae.actors.frontend.frontend import LocalClient
 from personae.actors.in_process import open_in_process
+from personae.actors.messages import ChangeRole, Message
 from personae.actors.multi_process import MultiProcessEngine
-from personae.actors.options import EngineOptions
+from personae.actors.options import EngineOptions, PrefillReplicas
+from personae.actors.replicas import roles
+from personae.actors.replicas.dispatcher import Dispatcher
 from personae.actors.replicas.launch import open_replicas
 from personae.engine.params import SamplingParams
 from personae.engine.scheduling.page_names import page_keys, root_key
@@ -43,21 +47,21 @@ def options(options: EngineOptions) -> EngineOptions:
 
 
 @asynccontextmanager
-async def two(options: EngineOptions, prefill: int) -> AsyncIterator[MultiProcessEngine]:
+async def two(options: EngineOptions, prefill: PrefillReplicas) -> AsyncIterator[MultiProcessEngine]:
     async with open_replicas(
         options, 2, max_restarts=20, silence_seconds=PATIENCE, report=lambda incident: None, prefill=prefill
     ) as engines:
         yield engines
 
 
-def long_prompts(count: int, tokens: int = 150) -> list[SequenceLog]:
+def logs_of(count: int, tokens: int = 150, answer: int = 12) -> list[SequenceLog]:
     dice = random.Random(1)
     return [
         SequenceLog(
-            f"long{number}",
+            f"{tokens}-{number}",
             tuple(dice.choices(range(4, VOCAB), k=tokens)),
             tokens,
-            SamplingParams(max_tokens=12, temperature=0.8, seed=number, ignore_eos=True),
+            SamplingParams(max_tokens=answer, temperature=0.8, seed=number, ignore_eos=True),
         )
         for number in range(count)
     ]
@@ -124,7 +128,7 @@ def renamed(log: SequenceLog, number: int) -> SequenceLog:
 async def drained(engines: MultiProcessEngine, options: EngineOptions) -> None:
     logs = [
         structs.replace(log, id=f"drained-{log.id}", params=structs.replace(log.params, max_tokens=90))
-        for log in long_prompts(4, 151)
+        for log in logs_of(4, 151)
     ]
     expected = await alone(options, logs)
     client, scaler, before = engines.client, engines.scaler, engines.client.stats()
@@ -146,7 +150,7 @@ async def drained(engines: MultiProcessEngine, options: EngineOptions) -> None:
 async def test_two_engines_share_the_work_and_their_pages_and_every_token_is_as_from_one(
     options, processes: list[int]
 ) -> None:
-    logs = long_prompts(6)
+    logs = logs_of(6)
     expected = await alone(options, logs)
     async with two(options, prefill=1) as engines:
         found, hits = await answers(engines.client, logs)
@@ -173,6 +177,62 @@ async def test_two_engines_share_the_work_and_their_pages_and_every_token_is_as_
 
         # Streams that leave a drained engine take their pages along.
         await drained(engines, options)
+
+
+@pytest.fixture
+def changes(monkeypatch: pytest.MonkeyPatch) -> list[ChangeRole]:
+    """Roles that change, which they do within moments."""
+    quick = {"EVERY": 0.05, "WINDOW": 0.5, "PATIENCE": 0.1, "CALM": 0.5, "LEAST": 0.01}
+    for name, value in quick.items():
+        monkeypatch.setattr(roles, name, value)
+    noted: list[ChangeRole] = []
+    handle = Dispatcher.receive
+
+    async def receive(self: Dispatcher, message: Message) -> None:
+        await handle(self, message)
+        if isinstance(message, ChangeRole):
+            noted.append(message)
+
+    monkeypatch.setattr(Dispatcher, "receive", receive)
+    return noted
+
+
+async def test_an_engine_changes_its_role_and_back_under_streams_and_every_token_is_as_from_one(
+    options, changes: list[ChangeRole]
+) -> None:
+    short, long = logs_of(4, 8, 200), logs_of(3, 600)
+    expected = await alone(options, short + long)
+    crossed: Counter[bool] = Counter()  # streams that ran while an engine began to do prompts only, or ceased
+
+    async with two(options, prefill="auto") as engines:
+        client, number = engines.client, 0
+
+        async def ask(log: SequenceLog) -> None:
+            nonlocal number
+            number += 1
+            id = f"{number}-{log.id}"
+            before = len(changes)
+            found, _ = await answers(client, [structs.replace(log, id=id, salt=id.encode())])
+            assert found[id] == expected[log.id]
+            crossed.update({change.prefill for change in changes[before:]})
+
+        async def go_on(logs: list[SequenceLog], until: int) -> None:
+            while len(changes) < until:
+                for log in logs:
+                    await ask(log)
+
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                for log in short:
+                    tasks.start_soon(go_on, [log], 2)
+                tasks.start_soon(go_on, long, 1)
+        await soon(lambda: not client.stats().prefill_engines, "all engines do all")
+        stats = client.stats()
+        assert [change.prefill for change in changes[:2]] == [True, False]
+        assert changes[0].replica == changes[1].replica
+        assert crossed[True]
+        assert crossed[False]
+        assert (stats.running, stats.waiting, stats.pages_used, stats.restarts) == (0, 0, 0, 0)
 
 
 async def test_a_page_socket_that_answers_nonsense_or_closes_costs_nothing_but_time(
