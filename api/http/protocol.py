@@ -24,7 +24,7 @@ class GuardedProtocol(HttpToolsProtocol):
     """One connection. `guarded` makes a subclass for a server, which sets `settings`."""
 
     settings: ApiSettings = ApiSettings()
-    writes: "Writes"
+    writes: "TurnWrites"
     most_connections = 2**31
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -146,7 +146,7 @@ class CycleFlow:
 
     __slots__ = ("_chunks", "_cycle", "_writes")
 
-    def __init__(self, cycle: RequestResponseCycle, writes: "Writes") -> None:
+    def __init__(self, cycle: RequestResponseCycle, writes: "TurnWrites") -> None:
         self._cycle = cycle
         self._writes = writes
         self._chunks = b""
@@ -169,7 +169,7 @@ class CycleFlow:
             self._cycle.transport.write(chunks)
 
 
-class Writes:
+class TurnWrites:
     """What all streams of a server write in a turn of the event loop is sent together, after that turn.
 
     After a system call the processor runs the next lines of Python slowly, because its caches have the
@@ -200,5 +200,5 @@ async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> N
 
 def guarded(settings: ApiSettings, most_connections: int) -> type[GuardedProtocol]:
     """The protocol class for a server with these limits; uvicorn makes one instance per connection."""
-    own = {"settings": settings, "most_connections": most_connections, "writes": Writes()}
+    own = {"settings": settings, "most_connections": most_connections, "writes": TurnWrites()}
     return type("GuardedProtocol", (GuardedProtocol,), own)

@@ -4,13 +4,13 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from personae.api.http.protocol import CycleFlow, Writes
+from personae.api.http.protocol import CycleFlow, TurnWrites
 
 
 class Connection:
     """Notes what is written to it in `log`, which others share."""
 
-    def __init__(self, name: str, writes: Writes, log: list[tuple[str, bytes]]) -> None:
+    def __init__(self, name: str, writes: TurnWrites, log: list[tuple[str, bytes]]) -> None:
         self.name, self.log = name, log
         self.closing = False
         cycle = SimpleNamespace(disconnected=False, transport=self, flow=SimpleNamespace(write_paused=False))
@@ -26,7 +26,7 @@ class Connection:
 
 def test_streams_are_sent_together_after_the_turn_in_which_they_were_written() -> None:
     async def run() -> None:
-        writes, log = Writes(), list[tuple[str, bytes]]()
+        writes, log = TurnWrites(), list[tuple[str, bytes]]()
         one, two = Connection("one", writes, log), Connection("two", writes, log)
         one.flow.write(b"a")
         two.flow.write(b"bc")
@@ -43,7 +43,7 @@ def test_streams_are_sent_together_after_the_turn_in_which_they_were_written() -
 
 def test_what_is_flushed_is_sent_at_once_and_only_once() -> None:
     async def run() -> None:
-        writes, log = Writes(), list[tuple[str, bytes]]()
+        writes, log = TurnWrites(), list[tuple[str, bytes]]()
         one = Connection("one", writes, log)
         one.flow.write(b"a")
         one.flow.flush()
@@ -56,7 +56,7 @@ def test_what_is_flushed_is_sent_at_once_and_only_once() -> None:
 
 def test_a_connection_that_closes_keeps_no_other_from_its_part() -> None:
     async def run() -> None:
-        writes, log = Writes(), list[tuple[str, bytes]]()
+        writes, log = TurnWrites(), list[tuple[str, bytes]]()
         one, two = Connection("one", writes, log), Connection("two", writes, log)
         one.flow.write(b"a")
         two.flow.write(b"b")
