@@ -3,7 +3,7 @@
 They know nothing of the actors behind it. A test may implement the same interface with a small program.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Annotated, Protocol
 
@@ -97,6 +97,10 @@ class SequenceStream(Protocol):
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         """Iterate until every sequence has ended. A delta with `finish` is its sequence's last."""
+
+    def take_at_once(self, take: Callable[[Delta], bool]) -> None:
+        """Call `take` with each delta that arrives while the iteration waits. If it returns False, the
+        iteration brings the delta. What it raises, the iteration raises."""
 
     def stop(self, id: str) -> None:
         """End one sequence now (a stop string was found). No more deltas of it are delivered."""

@@ -1,9 +1,9 @@
 """One choice of an answer, as it grows: turns the engine's deltas into text, logprobs and a reason to end."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from personae.api.output_parser import OutputParser, PlainOutputParser, ShapedOutputParser, TextStyle
@@ -14,8 +14,7 @@ from personae.engine.tokens import Detokenizer, Tokenizer
 from personae.grammar.structure.answer import AnswerShape
 
 
-@dataclass(slots=True)
-class Part:
+class Part(msgspec.Struct):
     """What a choice gained. Parts of one choice can be added. `finish` is None until its last part.
 
     `tokens` are the emitted ids, including the stopping one; `reasoned` counts those of the reasoning.
@@ -25,10 +24,10 @@ class Part:
     """
 
     index: int
-    words: OutputPieces = field(default_factory=OutputPieces)
-    tokens: list[int] = field(default_factory=list)
-    entries: list[TokenEntry] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    words: OutputPieces = msgspec.field(default_factory=OutputPieces)
+    tokens: list[int] = []
+    entries: list[TokenEntry] = []
+    prompt_logprobs: list[TokenLogprobs | None] = []
     finish: str | None = None
     stop_reason: str | int | None = None
     cached: int = 0
@@ -95,6 +94,7 @@ class Choice:
     ) -> None:
         self.index = index
         self.ended = False
+        self.may_stop = bool(style.stop)  # a stop string may end it before the engine does
         self._opening = opening
         self._opening_reasons = opening_reasons
         self._prompt = prompt if echoed else ()

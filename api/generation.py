@@ -24,7 +24,7 @@ from personae.api.wire.answers import AnswerDetails, CachedTokens, Usage, UsageE
 from personae.api.wire.schema import Sampling
 from personae.engine.params import SamplingParams
 from personae.engine.plan import NOT_FINITE
-from personae.engine.sequence import SequenceLog
+from personae.engine.sequence import Delta, SequenceLog
 from personae.errors import (
     GRAMMAR_DELAYED,
     GRAMMAR_TOO_SLOW,
@@ -370,6 +370,29 @@ class Job:
             begun = all(log.grammar is None and log.adapter is None for log in self.logs)
             if begun:
                 admitted()
+
+            def record(delta: Delta, part: Part) -> None:
+                if delta.id in leaders:
+                    self.cached_tokens += part.cached
+                self.completion_tokens += len(part.tokens)
+                if delta.drafted is not None:
+                    self.drafted += delta.drafted[0]
+                    self.accepted += delta.drafted[1]
+                self.reasoning_tokens += part.reasoned
+                if part.moved:
+                    self._note_move(part.moved)
+                clocks[delta.id].saw(part)
+                sink(part)
+
+            def take(delta: Delta) -> bool:
+                """Take a delta that ends nothing."""
+                choice = self.choices[delta.id]
+                if delta.finish is not None or choice.may_stop or not begun:
+                    return False
+                record(delta, choice.take(delta))
+                return True
+
+            stream.take_at_once(take)
             async for delta in stream:
                 if not begun:
                     begun = True
@@ -386,17 +409,7 @@ class Job:
                     if delta.finish is None:
                         stream.stop(delta.id)
                     await choice.judge(part)
-                if delta.id in leaders:
-                    self.cached_tokens += part.cached
-                self.completion_tokens += len(part.tokens)
-                if delta.drafted is not None:
-                    self.drafted += delta.drafted[0]
-                    self.accepted += delta.drafted[1]
-                self.reasoning_tokens += part.reasoned
-                if part.moved:
-                    self._note_move(part.moved)
-                clocks[delta.id].saw(part)
-                sink(part)
+                record(delta, part)
                 if live == 0:
                     break
         if failure is not None:

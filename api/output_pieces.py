@@ -1,8 +1,10 @@
 """A choice's output as pieces in order. Adjacent text is joined."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from copy import copy
 from typing import NamedTuple
+
+import msgspec
 
 from personae.engine.sequence import TokenLogprobs
 
@@ -16,17 +18,15 @@ class TokenEntry(NamedTuple):
     offset: int
 
 
-@dataclass(slots=True)
-class Span:
+class Span(msgspec.Struct):
     """Text for the reader, or reasoning. `entries` are those of the text's tokens, if they were requested."""
 
     text: str
     reasoning: bool = False
-    entries: list[TokenEntry] = field(default_factory=list)
+    entries: list[TokenEntry] = []
 
 
-@dataclass(slots=True)
-class CallPart:
+class CallPart(msgspec.Struct):
     """What a tool call gained: its id and name when it begins; then JSON text of its arguments.
 
     `custom`: this is a custom tool, and `arguments` is its input.
@@ -39,8 +39,7 @@ class CallPart:
     custom: bool = False
 
 
-@dataclass(slots=True)
-class CallOutcome:
+class CallOutcome(msgspec.Struct):
     """What a call answered that the server made itself: its `output`, or else the `error`. `code` is that of
     a failed protocol; None if the tool says that it failed. `id` is the call's."""
 
@@ -50,11 +49,10 @@ class CallOutcome:
     code: int | None = None
 
 
-@dataclass(slots=True)
-class OutputPieces:
+class OutputPieces(msgspec.Struct):
     """Adjacent pieces of one kind are joined, so the pieces do not depend on how the text was divided."""
 
-    pieces: list[Span | CallPart | CallOutcome] = field(default_factory=list)
+    pieces: list[Span | CallPart | CallOutcome] = []
 
     @property
     def text(self) -> str:
@@ -111,7 +109,7 @@ class OutputPieces:
             case _, Span():  # a copy, because it will grow
                 self.pieces.append(Span(piece.text, piece.reasoning, [*piece.entries]))
             case _:
-                self.pieces.append(replace(piece))
+                self.pieces.append(copy(piece))
 
     def _spans(self) -> Iterable[Span]:
         return (piece for piece in self.pieces if isinstance(piece, Span))

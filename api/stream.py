@@ -126,6 +126,11 @@ class EventStream:
         now = Loop.current().time
         sent_at = now()
 
+        async def write(body: bytes, *, more: bool) -> None:
+            if flow is not None:
+                flow.flush()
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
         def put(part: Part) -> None:
             nonlocal sent_at
             if not started or flow is None or flow.write_paused or not outbox.idle:
@@ -160,7 +165,7 @@ class EventStream:
                     started = True
                     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                 if events:
-                    await _send(send, events, more=True)
+                    await write(events, more=True)
                     sent_at = now()
         if failure is None:
             try:
@@ -175,19 +180,15 @@ class EventStream:
             with suppress(StorageFailed):  # the error says no more than that it is stored if it is
                 await self._form.store_broken_off(error)
             last_events = self._form.failed(error)
-            await _send(send, b"".join(map(_event, last_events)), more=False)
+            await write(b"".join(map(_event, last_events)), more=False)
             return
-        await _send(send, b"".join(map(_event, self._form.last())) + self._form.done, more=False)
+        await write(b"".join(map(_event, self._form.last())) + self._form.done, more=False)
 
 
 def _event(value: msgspec.Struct) -> bytes:
     tag = value.__struct_config__.tag
     name = b"" if tag is None else b"event: %s\n" % str(tag).encode()
     return name + b"data: " + _encode(value) + b"\n\n"
-
-
-async def _send(send: Send, body: bytes, *, more: bool) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 async def respond(

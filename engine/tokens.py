@@ -350,7 +350,10 @@ class _ByteText:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Iterable[int]) -> str:
-        return self._decoder.decode(b"".join(map(self._bytes_of, filterfalse(self._is_hidden, ids))))
+        more = b"".join(map(self._bytes_of, filterfalse(self._is_hidden, ids)))
+        if more.isascii() and not self._decoder.getstate()[0]:  # as the decoder would, without its Python
+            return more.decode()
+        return self._decoder.decode(more)
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)

@@ -335,6 +335,10 @@ class LocalStream:
                 return delta
         raise StopAsyncIteration
 
+    def take_at_once(self, take: Callable[[Delta], bool]) -> None:
+        """As `SequenceStream`."""
+        self._inbox.at_once = take
+
     def stop(self, id: str) -> None:
         """End one sequence now. No more deltas of it are delivered."""
         if id in self._live:

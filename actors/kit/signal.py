@@ -13,14 +13,16 @@ class Signal:
     """Wakes the task that waits. It remembers nothing: before a task waits it sees whether there is anything
     to wait for. At most one task waits."""
 
-    __slots__ = ("_event", "_future")
+    __slots__ = ("_event", "_future", "awaited")
 
     def __init__(self) -> None:
+        self.awaited = False  # a task waits and has not been woken
         self._future: asyncio.Future[None] | None = None
         self._event: anyio.Event | None = None  # on trio
 
     def set(self) -> None:
         """Wake the task that waits, if one does."""
+        self.awaited = False
         if self._future is not None:
             if not self._future.done():  # woken already, or cancelled
                 self._future.set_result(None)
@@ -29,6 +31,13 @@ class Signal:
 
     async def wait(self) -> None:
         """Sleep until `set` is called."""
+        self.awaited = True
+        try:
+            await self._woken()
+        finally:  # also when it is cancelled
+            self.awaited = False
+
+    async def _woken(self) -> None:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:

@@ -14,4 +14,7 @@ class Flow(Protocol):
         """Whether the client reads more slowly than is written. Then only `send` may be used, which waits."""
 
     def write(self, body: bytes) -> None:
-        """Send the next part of the answer."""
+        """Send the next part of the answer, in this turn of the event loop or the next."""
+
+    def flush(self) -> None:
+        """Send now what was written. To be called before `send`, which sends at once."""

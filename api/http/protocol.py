@@ -24,6 +24,7 @@ class GuardedProtocol(HttpToolsProtocol):
     """One connection. `guarded` makes a subclass for a server, which sets `settings`."""
 
     settings: ApiSettings = ApiSettings()
+    writes: "TurnWrites"
     most_connections = 2**31
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -74,7 +75,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._cancel_head_timer()
         super().on_headers_complete()
         # The application begins in a later turn of the loop.
-        self.scope["extensions"] = {FLOW: CycleFlow(self.cycle)}  # type: ignore[dict-item]  # ours is no dict
+        self.scope["extensions"] = {FLOW: CycleFlow(self.cycle, self.writes)}  # type: ignore[dict-item]  # ours is no dict
 
     def on_message_complete(self) -> None:
         """The request is complete; the next bytes are another one's head."""
@@ -143,10 +144,12 @@ class GuardedProtocol(HttpToolsProtocol):
 class CycleFlow:
     """The `Flow` of one of uvicorn's requests."""
 
-    __slots__ = ("_cycle",)
+    __slots__ = ("_chunks", "_cycle", "_writes")
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    def __init__(self, cycle: RequestResponseCycle, writes: "TurnWrites") -> None:
         self._cycle = cycle
+        self._writes = writes
+        self._chunks = b""
 
     @property
     def write_paused(self) -> bool:
@@ -155,8 +158,37 @@ class CycleFlow:
 
     def write(self, body: bytes) -> None:
         """As `Flow`."""
-        if not self._cycle.disconnected:
-            self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))  # a chunk
+        if not self._chunks:
+            self._writes.add(self)
+        self._chunks += b"%x\r\n%b\r\n" % (len(body), body)
+
+    def flush(self) -> None:
+        """As `Flow`."""
+        chunks, self._chunks = self._chunks, b""
+        if chunks and not self._cycle.disconnected and not self._cycle.transport.is_closing():
+            self._cycle.transport.write(chunks)
+
+
+class TurnWrites:
+    """What all streams of a server write in a turn of the event loop is sent together, after that turn.
+
+    After a system call the processor runs the next lines of Python slowly, because its caches have the
+    kernel's code. So a step's tokens are all encoded before the first is sent.
+    """
+
+    def __init__(self) -> None:
+        self._flows: list[CycleFlow] = []
+
+    def add(self, flow: CycleFlow) -> None:
+        """Flush `flow` after this turn."""
+        if not self._flows:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._flows.append(flow)
+
+    def _flush(self) -> None:
+        flows, self._flows = self._flows, []
+        for flow in flows:
+            flow.flush()
 
 
 async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> None:
@@ -168,5 +200,5 @@ async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> N
 
 def guarded(settings: ApiSettings, most_connections: int) -> type[GuardedProtocol]:
     """The protocol class for a server with these limits; uvicorn makes one instance per connection."""
-    limits = {"settings": settings, "most_connections": most_connections}
-    return type("GuardedProtocol", (GuardedProtocol,), limits)
+    own = {"settings": settings, "most_connections": most_connections, "writes": TurnWrites()}
+    return type("GuardedProtocol", (GuardedProtocol,), own)

@@ -137,6 +137,9 @@ class FakeStream:
         self._turn = -1
         self.states = {log.id: _ScriptedRequest(engine, log) for log in logs}
 
+    def take_at_once(self, take: Callable[[Delta], bool]) -> None:
+        """The iteration brings every delta."""
+
     def stop(self, id: str) -> None:
         """End one sequence now."""
         self._engine.stopped.append(id)

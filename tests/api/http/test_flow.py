@@ -31,12 +31,15 @@ class Builder(AnswerBuilder):
 
 
 class Connection:
-    """Keeps what is sent. While `flow.write_paused` is set, `send` waits until `goes_on`."""
+    """Keeps what is sent. While `flow.write_paused` is set, `send` waits until `goes_on`. With `holds`, what
+    is written waits for `flush`."""
 
     def __init__(self) -> None:
-        self.flow = SimpleNamespace(write_paused=False, write=self.write)
+        self.flow = SimpleNamespace(write_paused=False, write=self.write, flush=self.flush)
         self.goes_on = anyio.Event()
         self.sent: list[bytes] = []
+        self.holds = False
+        self.held: list[bytes] = []
 
     async def send(self, message: Any) -> None:
         if self.flow.write_paused:
@@ -46,7 +49,11 @@ class Connection:
 
     def write(self, body: bytes) -> None:
         assert not self.flow.write_paused
-        self.sent.append(body)
+        (self.held if self.holds else self.sent).append(body)
+
+    def flush(self) -> None:
+        self.sent += self.held
+        self.held.clear()
 
     async def receive(self) -> Any:
         await anyio.sleep_forever()
@@ -104,3 +111,18 @@ async def test_parts_are_gathered_while_the_connection_is_paused_and_stay_in_ord
         sink(part(5))
 
     assert await connection.serve(work) == [1, 2, 7, 5]
+
+
+async def test_what_was_written_is_sent_before_the_end_of_the_stream() -> None:
+    connection = Connection()
+    connection.holds = True
+
+    async def work(sink: Any, admitted: Any) -> None:
+        sink(part(1))
+        while not connection.sent:
+            await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+        sink(part(2))
+        assert len(connection.held) == 1
+
+    assert await connection.serve(work) == [1, 2]
