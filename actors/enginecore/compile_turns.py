@@ -53,8 +53,10 @@ class CompileTurns:
         self._give(now)
 
     def lengthen(self, turn: Turn, now: float) -> None:
-        """A compile has taken `QUICK_SECONDS`."""
-        tenant = self._tenants[turn.tenant]
+        """A compile has taken `QUICK_SECONDS`. It may have ended in the same moment."""
+        tenant = self._tenants.get(turn.tenant)
+        if tenant is None or tenant.quick is not turn:
+            return
         tenant.quick = None
         tenant.long.append(turn)
         self._give(now)

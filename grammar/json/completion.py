@@ -215,6 +215,7 @@ class Completer:
     def _names(self, way: Way, begun: str, there: list[str]) -> list[str]:
         """Names that a further member may have, and that begin so."""
         found = dict.fromkeys(_needed(way, there))
+        ends: list[Texts] = []  # of each pattern; a name of any of them may be the only one that fits
         for schema in way:
             found |= dict.fromkeys(schema.get("properties", {}))
             patterns = [(pattern,) for pattern in schema.get("patternProperties", {})]
@@ -224,9 +225,8 @@ class Completer:
                     patterns.append((names["pattern"],))
                 of_names = self._alternatives.known("name", names, partial(_of_names, names))
                 found |= {json.loads(text): None for text in self._some([of_names], 6)}
-            for pattern in patterns:
-                found |= dict.fromkeys(begun + end for end in _endings(pattern, begun))
-        found |= dict.fromkeys(begun + more for more in ("", *_MORE))
+            ends += (_endings(pattern, begun) for pattern in patterns)
+        found |= dict.fromkeys(begun + end for end in _in_turn([*ends, iter(("", *_MORE))]))
         fitting = (
             name
             for name in found

@@ -8,6 +8,7 @@ properties is the order in which a model writes them.
 """
 
 import math
+from itertools import islice
 from typing import Any
 
 import jsonschema_rs
@@ -25,12 +26,20 @@ _REF_ALONE = {jsonschema_rs.Draft4, jsonschema_rs.Draft6, jsonschema_rs.Draft7}
 # seconds; the largest that was had 1,905.
 _MOST_INLINED = 4096
 
+# The most schemas in a canonical form: alternatives are multiplied. None of a public schema with more was of
+# use; the largest that was had 9,763.
+_MOST_CANONICAL = 20_000
+
+
+class TooLarge(ValueError):
+    """The canonical form of a schema would be too large to be of use."""
+
 
 def canonicalise(document: Schema) -> Schema:
     """An equal schema, as far as possible without the keywords that grammars cannot follow.
 
-    What could not be rewritten stays, and the gate finds it. Raises ValueError (jsonschema-rs's errors among
-    them) if there is no canonical form.
+    What could not be rewritten stays, and the gate finds it. Raises TooLarge, and ValueError (jsonschema-rs's
+    errors among them) if there is no canonical form.
     """
     if isinstance(document, bool):
         return document
@@ -38,14 +47,17 @@ def canonicalise(document: Schema) -> Schema:
     if keywords & {"$dynamicRef", "$recursiveRef"}:
         raise ValueError("a dynamic reference has no canonical form")
     if _inlined(document) > _MOST_INLINED:
-        raise ValueError("its canonical form would be too large")
+        raise TooLarge("references inlined, the schema would be too large")
     draft = dialect(document)
     inlined: Schema = document
     if not keywords & {"unevaluatedProperties", "unevaluatedItems"}:  # inlined, they see their siblings
         separated = document if draft in _REF_ALONE else _referred_alone(document)
         inlined = jsonschema_rs.dereference(separated, draft=draft, offline=True)
     canonical = jsonschema_rs.canonicalize(inlined, draft=draft, validate_formats=True, offline=True)
-    lowered = _lower(shared(canonical.to_json_schema()))
+    written = canonical.to_json_schema()
+    if next(islice(subschemas(written), _MOST_CANONICAL, None), None) is not None:
+        raise TooLarge("the canonical form is too large")
+    lowered = _lower(shared(written))
     return lowered if isinstance(lowered, bool) else _reorder(lowered, _name_order(document, {}))
 
 

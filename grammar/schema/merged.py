@@ -21,7 +21,7 @@ from personae.grammar.schema.walk import rebuild, subschemas, target
 
 _MOST = 2_000
 _MOST_SPREAD = 500
-_MOST_JUDGED = 5_000  # with `spread`: schemas by which listed values are judged
+_MOST_JUDGED = 5_000  # schemas by which listed values are judged
 _LONGEST = 4_000  # of a pattern for several, in characters
 _HOMES = ("$defs", "definitions")
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
@@ -207,7 +207,7 @@ class _Merger:
             "allOf": list(parts),
         }
         self._judged += sum(1 for _ in subschemas(here))
-        if self._spread and self._judged > _MOST_JUDGED:
+        if self._judged > _MOST_JUDGED:
             raise Unmerged("too many lists of values have more beside them")
         try:
             judge = jsonschema_rs.Draft202012Validator(for_library(here), offline=True, validate_formats=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Protocol
 
-from personae.grammar.schema.canonical import canonicalise
+from personae.grammar.schema.canonical import TooLarge, canonicalise
 from personae.grammar.schema.complements import modern, without_conditions
 from personae.grammar.schema.disjoint import without_disjoint_one_of
 from personae.grammar.schema.document import Schema
@@ -58,12 +58,12 @@ def _forms(document: Schema, *, any_order: bool) -> Iterator[Schema]:
     left: Schema = document
     with suppress(*ANALYSIS_ERRORS):
         left = with_values_left(document)
+    too_large = False
     with suppress(Exception):  # there is none, whatever the library's error
-        canonical = strip(canonicalise(left))
-        apart = without_overlaps(canonical)
-        if apart != canonical:
-            canonical = strip(canonicalise(apart))
-        yield spelled(canonical)
+        try:
+            yield _in_canonical_form(left)
+        except TooLarge:
+            too_large = True
     if not any_order:
         yield from _merged(strip(document))
     before = ""
@@ -75,9 +75,18 @@ def _forms(document: Schema, *, any_order: bool) -> Iterator[Schema]:
         if plainer is not None and text != before:
             before = text
             yield spelled(plainer)
-            with suppress(Exception):  # it has no canonical form, or too large a one
-                yield spelled(without_overlaps(strip(canonicalise(plainer))))
+            if not too_large:
+                with suppress(Exception):  # it has no canonical form, or too large a one
+                    yield spelled(without_overlaps(strip(canonicalise(plainer))))
             yield from _in_one_place(plainer) if any_order else _merged(plainer)
+
+
+def _in_canonical_form(document: Schema) -> Schema:
+    canonical = strip(canonicalise(document))
+    apart = without_overlaps(canonical)
+    if apart != canonical:
+        canonical = strip(canonicalise(apart))
+    return spelled(canonical)
 
 
 def _merged(document: Schema) -> Iterator[Schema]:

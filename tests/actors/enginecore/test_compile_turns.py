@@ -77,3 +77,14 @@ def test_a_turn_that_is_not_wanted_any_more_is_not_given() -> None:
     assert third.begun == 1.0
     queue.turns.leave(third, 2.0)
     assert queue.turns._tenants == {}, "nothing is kept of a tenant that is gone"
+
+
+def test_a_compile_that_ends_in_the_moment_in_which_it_would_become_long_leaves_no_turn_behind() -> None:
+    queue = Queue()
+    queue.turns.leave(turn := queue.wait("alone"), 0.25)
+    queue.turns.lengthen(turn, 0.25)
+    turns = [queue.wait("busy") for _ in range(2 * MOST_LONG)]
+    for turn in turns:
+        queue.turns.leave(turn, 0.25)
+        queue.turns.lengthen(turn, 0.25)
+    assert queue.begun == ["alone", *["busy"] * len(turns)]

@@ -29,6 +29,13 @@ def test_every_completion_of_every_beginning_is_valid(schema: dict[str, Any], va
 
 
 ADDRESS = {"type": "object", "properties": {"zip": {"pattern": "^[0-9]{5}$"}}, "required": ["zip"]}
+
+
+def alone(name: str) -> Any:
+    """An object with one member."""
+    return {"type": "object", "properties": {name: True}, "required": [name], "additionalProperties": False}
+
+
 CASES: dict[str, tuple[Any, str]] = {
     "names that are required": ({"required": ["a", "b"], "properties": {"b": ADDRESS}}, '{"a":tr'),
     "a set of objects": ({"uniqueItems": True, "minItems": 4, "items": ADDRESS}, '[{"zip":"00000"},'),
@@ -55,6 +62,13 @@ CASES: dict[str, tuple[Any, str]] = {
         '{"a":1',
     ),
     "names of a pattern": ({"propertyNames": {"pattern": "^x-[a-z]+$"}, "minProperties": 2}, '{"x'),
+    "names of the second of two patterns": (
+        {
+            "patternProperties": {"one_(a|b)": alone("x"), "two_[a-z]+": alone("y")},
+            "additionalProperties": False,
+        },
+        '{"two_c',
+    ),
     "multiples of two numbers": ({"allOf": [{"multipleOf": 6}, {"multipleOf": 4}], "minimum": 5}, "1"),
     "a repeated group": ({"type": "string", "pattern": r"^(a|b)\1$"}, '"b'),
     "nothing unevaluated": (

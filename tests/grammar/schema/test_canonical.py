@@ -5,9 +5,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from json_schemas import VALUES, schemas
 
+import personae.grammar.schema.rewritten as rewritten_module
 from personae.evals.hostile import laughs
-from personae.grammar.schema.canonical import canonicalise
+from personae.grammar.schema.canonical import TooLarge, canonicalise
 from personae.grammar.schema.gate import strip, unenforced
+from personae.grammar.schema.rewritten import rewritten
 from personae.grammar.schema.walk import subschemas
 
 
@@ -142,3 +144,17 @@ def test_references_that_multiply_when_they_are_inlined_have_no_canonical_form()
     assert canonicalise({"items": {"$ref": "#"}, "minItems": 1})
     with pytest.raises(ValueError, match="too large"):
         canonicalise(laughs(40))
+
+
+def test_conditions_that_multiply_have_no_canonical_form_and_none_is_made_of_them_again(monkeypatch):
+    conditions = [
+        {"if": {"properties": {f"a{one}": {"const": 1}}}, "then": {"required": [f"b{one}"]}}
+        for one in range(11)
+    ]
+    schema = {"type": "object", "allOf": conditions}
+    with pytest.raises(TooLarge):
+        canonicalise(schema)
+    asked = []
+    monkeypatch.setattr(rewritten_module, "canonicalise", lambda one: asked.append(one) or canonicalise(one))
+    assert len(list(rewritten(schema))) > 1
+    assert asked == [schema]
