@@ -20,6 +20,7 @@ from personae.engine.worker.worker import PackedStep
 from personae.evals.isolation.fixture import LONGEST, EngineFixture, ObservedStream, device_of
 from personae.evals.isolation.traffic import IsolationScenario
 
+MOST_LOSSES = 100  # of a seed: small steps may not end a prompt between two of them
 MOST_IN_VAIN = 100 + LONGEST  # events: a plan in vain may have a grammar take one token of a replay
 
 
@@ -65,7 +66,8 @@ class Load:
             assert in_vain < MOST_IN_VAIN, "nothing happens any more"
             if self._live and self._dice.random() < self._scene.leaves:
                 self._leave()
-            if self._live and self._dice.random() < self._scene.losses:
+            lost = self._live and self._dice.random() < self._scene.losses
+            if lost and self.happened["losses"] < MOST_LOSSES:
                 self._lose()
         self._scheduler.check_integrity()
         self._count()
