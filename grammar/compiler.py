@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from threading import Thread
 from typing import NamedTuple
@@ -263,10 +264,12 @@ class GrammarCompiler:
         )
         return compile_checked(spec, loosening, lambda part: is_enforced(part, bytewise), self._build_loose)
 
-    def _build_loose(self, spec: GrammarSpec) -> BudgetGrammar:
-        """The grammar of a spec whose schemas are already as loose as they have to be."""
+    def _build_loose(self, spec: GrammarSpec, example: str | None) -> BudgetGrammar:
+        """The grammar of a spec whose schemas are already as loose as they have to be. `example`: one of its
+        answers, which no search has to find then."""
         if spec.kind == "json_schema":
-            return self._build(analysis_of("llguidance", spec, self._table))
+            pending = analysis_of("llguidance", spec, self._table)
+            return self._build(replace(pending, example=example))
         return self._build(structure_analysis(spec, self._backends.get("llguidance"), self._table, rewritten))
 
     def _remote(self, sandbox: Sandbox, spec: GrammarSpec, tenant: str) -> RemoteGrammar:

@@ -33,11 +33,12 @@ class Entry:
 @dataclass(frozen=True, slots=True)
 class PendingAnalysis:
     """A compile plan, and a function that finds the bounds of its answers; None if they cannot be known.
-    `entries` are those of its parts."""
+    `entries` are those of its parts. `example`: a complete answer, where one is known."""
 
     compile_plan: CompilePlan
     bounds: Callable[[], DistanceBound | None]
     entries: tuple[Entry, ...] = ()
+    example: str | None = None
 
 
 class Analysis(msgspec.Struct, frozen=True, tag=True):

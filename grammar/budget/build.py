@@ -76,7 +76,7 @@ def build(
     inner = _EXECUTOR.submit(backend.compile, compile_plan.inner)
     try:
         other = bytewise.compile(compile_plan.bytewise)
-        analysis = planned(compile_plan, pending.bounds(), other, table, pending.entries)
+        analysis = planned(pending, other, table)
     finally:
         wait([inner])  # so that the caller's place uses no more than its share of the cores
     return BudgetGrammar(analysis, inner.result(), other, table)
@@ -96,7 +96,7 @@ def analyse(
     compile_plan = pending.compile_plan
     other = bytewise.compile(compile_plan.bytewise)
     report(compile_plan)
-    return planned(compile_plan, pending.bounds(), other, table, pending.entries)
+    return planned(pending, other, table)
 
 
 def analysis_of(backend: str, spec: GrammarSpec, table: TokenTable) -> PendingAnalysis:

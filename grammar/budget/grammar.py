@@ -1,6 +1,5 @@
 """A compiled grammar together with what is needed to close its answers in time."""
 
-from collections.abc import Iterable
 from functools import cached_property
 
 import msgspec
@@ -8,7 +7,7 @@ import numpy as np
 
 from personae.errors import GrammarError
 from personae.grammar.backend import BackendMatcher, BoundGrammar, CompiledGrammar
-from personae.grammar.budget.analysis import Analysis, CompilePlan, Entry
+from personae.grammar.budget.analysis import Analysis, PendingAnalysis
 from personae.grammar.budget.completion import CompletionPath, PlannedCompletion, path
 from personae.grammar.budget.distance_bound import DistanceBound, guessed
 from personae.grammar.budget.matcher import BudgetMatcher
@@ -92,25 +91,21 @@ class BudgetGrammar(BoundGrammar):
         return Planner(self._hints, self.table.bytewise_size, varied=self._varied)
 
 
-def planned(
-    compile_plan: CompilePlan,
-    bound: DistanceBound | None,
-    bytewise: CompiledGrammar,
-    table: TokenTable,
-    entries: Iterable[Entry] = (),
-) -> Analysis:
-    """The analysis, with the shortest answer. `bytewise` is the compiled bytewise spec, `bound` the bounds of
-    its answers. The search must also find an answer from each of `entries`.
+def planned(pending: PendingAnalysis, bytewise: CompiledGrammar, table: TokenTable) -> Analysis:
+    """The analysis, with the example or the shortest answer. `bytewise` is the compiled bytewise spec. The
+    search must also find an answer from each of the entries.
 
     Raises GrammarError, with the entry's field, if none is found, because answers could not be closed.
     """
+    compile_plan, bound = pending.compile_plan, pending.bounds()
     hints = _hints(bound, table)
     planner, varied = Planner(hints, table.bytewise_size), False
-    for entry in entries:
+    for entry in pending.entries:
         matcher, piece = bytewise.matcher(), table.piece_of(entry.text)
         if matcher.feed(piece) == len(piece) and _completed(matcher, planner) is None:
             raise _endless("schema or grammar", entry.param)
-    plan = _shortest(bytewise, planner, table)
+    plan = None if pending.example is None else _spelled(tuple(pending.example.encode()), table)
+    plan = plan or _shortest(bytewise, planner, table)
     if plan is None and compile_plan.inner.kind == "json_schema":
         plan = _shortest(bytewise, Planner(hints, table.bytewise_size, varied=True), table)
         varied = True
@@ -128,8 +123,12 @@ def _endless(said: str, param: str | None) -> GrammarError:
 
 def _shortest(bytewise: CompiledGrammar, planner: Planner, table: TokenTable) -> PlannedCompletion | None:
     piece = _completed(bytewise.matcher(), planner)
-    tokens = None if piece is None else table.spell_shortest(piece)
-    return None if piece is None or tokens is None else PlannedCompletion(piece, tuple(tokens))
+    return None if piece is None else _spelled(piece, table)
+
+
+def _spelled(piece: Piece, table: TokenTable) -> PlannedCompletion | None:
+    tokens = table.spell_shortest(piece)
+    return None if tokens is None else PlannedCompletion(piece, tuple(tokens))
 
 
 def _completed(matcher: BackendMatcher, planner: Planner) -> Piece | None:

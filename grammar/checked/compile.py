@@ -70,6 +70,10 @@ class Loosening:
         answers = Answers(whole, schema_of, compiled, self._table.bytewise().special)
         return replace_bound(whole, loose), answers
 
+    def example(self, part: Json) -> str:
+        """A valid value of a part, which the masks allow."""
+        return self._loosened(part)[1].example
+
     def _loosened(self, part: Json) -> tuple[Json, PartSchema]:
         """A part as the masks bind it, and what binds it beyond them."""
         key = msgspec.json.encode(part)
@@ -142,24 +146,25 @@ def compile_checked(
     spec: GrammarSpec,
     loosening: Loosening,
     enforced: Callable[[Json], bool],
-    build: Callable[[GrammarSpec], BudgetGrammar],
+    build: Callable[[GrammarSpec, str | None], BudgetGrammar],
 ) -> CheckedGrammar:
     """The grammar of a strict schema, or of a structure. `enforced`: whether a grammar enforces a part of a
-    structure. `build` compiles a spec.
+    structure. `build` compiles a spec, of which an answer may be known.
 
     Of a structure, the parts that no grammar enforces are checked. If the others are too complex together,
     all strict parts are. Raises GrammarError, with the part's field, if no answer to one is found.
     """
     if spec.kind == "json_schema":
         schema = json.loads(spec.source)
-        whole: Element = Json(schema, True, SCHEMA_PARAM, spec.compact, spec.any_order)
+        whole = Json(schema, True, SCHEMA_PARAM, spec.compact, spec.any_order)
         loose, answers = loosening.answers(whole, lambda _: True)
         assert isinstance(loose, Json), "the whole answer is one part"
         source = json.dumps(loose.schema)
-        return checked(build(replace(spec, source=source, strict=False, checked=False)), answers)
-    whole = decode_structure(spec.source)
+        looser = replace(spec, source=source, strict=False, checked=False)
+        return checked(build(looser, loosening.example(whole)), answers)
+    structure = decode_structure(spec.source)
     for needs in (lambda part: not enforced(part), lambda _: True):
-        loose, answers = loosening.answers(whole, needs)
+        loose, answers = loosening.answers(structure, needs)
         with suppress(GrammarError):
-            return checked(build(replace(structure_spec(loose), checked=False)), answers)
+            return checked(build(replace(structure_spec(loose), checked=False), None), answers)
     raise GrammarError("No answer was found.")

@@ -16,6 +16,7 @@ from worst import WORST, answer, text_of, text_vocabulary
 from personae.errors import GrammarError
 from personae.evals.hostile import SCHEMAS as HOSTILE
 from personae.grammar.bitmask import allows, words_of
+from personae.grammar.budget.planner import Planner
 from personae.grammar.budget.table import TokenTable
 from personae.grammar.checked.compile import Loosening
 from personae.grammar.checked.grammar import CheckedGrammar
@@ -225,3 +226,14 @@ def test_the_checks_are_made_in_a_process_of_their_own(sandboxed: GrammarCompile
 def test_a_schema_whose_grammar_would_be_too_complex_is_checked(sandboxed: GrammarCompiler) -> None:
     spec = GrammarSpec("json_schema", json.dumps(HOSTILE["conditions that multiply"]))
     assert isinstance(sandboxed.compile(spec), RemoteGrammar)
+
+
+@pytest.mark.parametrize("prefer", WORST.values(), ids=WORST)
+def test_a_schema_is_bound_of_which_the_planner_finds_no_answer(
+    monkeypatch: pytest.MonkeyPatch, prefer: Any
+) -> None:
+    monkeypatch.setattr(Planner, "plan", lambda *_, **__: None)
+    monkeypatch.setattr(Planner, "search", lambda *_, **__: None)
+    schema = SCHEMAS["a condition on a number"]
+    tokens = answer(checked(schema).matcher(24), VOCABULARY, prefer, 24, 0)
+    assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(text_of(tokens, VOCABULARY)))
