@@ -27,7 +27,7 @@ class Unhurried:
 
     def __init__(self, stream: FakeStream) -> None:
         self._stream = stream
-        self.stop = stream.stop
+        self.stop, self.take_at_once = stream.stop, stream.take_at_once
 
     def __aiter__(self) -> "Unhurried":
         return self
