@@ -7,7 +7,7 @@ needs the client: its approval, or the answer of one of its functions.
 
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -123,7 +123,7 @@ class ToolRounds:
         await job.run(take, admitted)
         if job is not self._first:
             self._first.add_counts(job)
-        sink(replace(ending, finish=None, stop_reason=None, validation=None))
+        sink(msgspec.structs.replace(ending, finish=None, stop_reason=None, validation=None))
         end = Part(0, finish=ending.finish, stop_reason=ending.stop_reason, validation=ending.validation)
         if ending.finish != "length":
             calls = said.words.calls
