@@ -126,6 +126,8 @@ KNOWN = {
     "actors/enginecore/page_server.py listens on TCP",
     # Engines on other machines call the frontend: a ticket for each connection, and TLS beyond loopback.
     "actors/cluster/listener.py listens on TCP",
+    # Ranks of a stage on another node: TLS 1.3, and both sides show the certificate made for this engine.
+    "actors/cluster/stage_processes.py listens on TCP",
 }
 
 
