@@ -116,12 +116,20 @@ class _Broken(Exception):
 
 
 class Play:
-    """Clients of a server, which `restart` starts again if its frontend was killed."""
+    """Clients of a server, which `restart` starts again if its frontend was killed. `spare`: it has a process
+    that waits to take the engine core's place."""
 
     def __init__(
-        self, kind: str, served: Served, restart: Callable[[], Awaitable[Served]], streams: int
+        self,
+        kind: str,
+        served: Served,
+        restart: Callable[[], Awaitable[Served]],
+        streams: int,
+        *,
+        spare: bool,
     ) -> None:
         self.kind = kind
+        self.spare = spare
         self.streams = streams
         self.served = served
         self.restart = restart
@@ -207,7 +215,8 @@ class Play:
         sandbox = sandbox_processes(self.served.pid)
         match self.kind:
             case "engine":
-                return engine_processes(self.served.pid)
+                engines = sorted(engine_processes(self.served.pid))
+                return engines[:-1] if self.spare else engines  # the youngest waits
             case kind if kind in RANKS:
                 ranks = processes_of(self.served.pid, b"engine.parallel.process")
                 return [*engine_processes(self.served.pid), *ranks] if ranks else []
@@ -320,7 +329,7 @@ async def play(
         try:
             limits = httpx.Limits(max_connections=streams + 4)
             async with httpx.AsyncClient(timeout=300, limits=limits) as client:
-                it = Play(kind, await restart(), restart, streams)
+                it = Play(kind, await restart(), restart, streams, spare="--spare-process" in arguments)
                 await it.ready(client)
                 it.models = [
                     each["id"] for each in (await client.get(it.served.url + "/v1/models")).json()["data"]
