@@ -4,9 +4,8 @@ What a layer keeps of a token is its `KVSpec`. Layers with the same spec form a 
 group has a part for every page. Scheduling knows pages only.
 
 By default the memory is ordered by layer, which a CPU reads faster. If memory is lent in granules, it is
-ordered by page: a page's keys and values of all layers lie side by side. So one page, or a run of a few
-pages, fills whole granules. Ordered by layer, lending would take enough idle neighbours to fill a granule in
-every layer.
+ordered by page: a page's keys and values of all layers lie side by side. So one page, or a run of a few,
+fills whole granules. Ordered by layer, idle neighbours would have to fill a granule in every layer.
 """
 
 from collections.abc import Collection, Iterator, Sequence
