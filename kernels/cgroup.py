@@ -47,7 +47,7 @@ def processors(root: Path = _ROOT) -> float | None:
 
 
 def usable_cores() -> float:
-    """How many processor cores the process may use: those that it may run on, within every group's limit."""
+    """The number of cores that this process may use. Its affinity and the limits of its groups bound it."""
     there = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return min(there, processors() or there)
 

@@ -145,7 +145,7 @@ class ReplicaSet:
 
     @property
     def long_prompts(self) -> LongPrompts:
-        """How many long prompts were placed, their seconds, and the seconds of those that wait now."""
+        """The long prompts: how many have an engine, how long these take, and how long the waiting ones do."""
         return self._dispatcher.long_prompts
 
     def missed(self, now: float) -> float:

@@ -34,8 +34,8 @@ class LinearMethod(ABC):
 
     After that, either `finish` returns what multiplies from now on, or a backend takes `weight` over. It can
     also multiply without either. `own_copy`: an output matrix that is tied to the embedding is read from the
-    file again. `rounds_inputs`: the product rounds x as well. `ranks`: those that have the other parts of
-    each row of x, if this one has a part.
+    file again. `rounds_inputs`: the product rounds x as well. `ranks`: if this rank has only a part
+    of each row of x, the ranks that have the other parts.
     """
 
     own_copy: ClassVar[bool] = False

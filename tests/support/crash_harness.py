@@ -4,16 +4,18 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import anyio
 import pytest
 from engine_harness import Played
 from msgspec.structs import replace
-from tiny_adapters import ZOO
+from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import VOCAB
 
 from personae.actors.client import EngineClient
 from personae.actors.multi_process import MultiProcessEngine
+from personae.actors.options import EngineOptions
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.grammar.spec import GrammarSpec
@@ -25,6 +27,21 @@ SCHEMA = {
     "required": ["kind", "urgent"],
     "additionalProperties": False,
 }
+
+
+def with_adapters(folder: Path, base: Path, *, max_seqs: int, kv_memory: int) -> EngineOptions:
+    """A small engine of a base with the adapters of `NAMES`, which are made in the folder."""
+    for name in NAMES[:-1]:
+        make_adapter_folder(folder / name, base, **ZOO[name])
+    return EngineOptions(
+        base,
+        (folder,),
+        device="cpu",
+        dtype="float32",
+        max_seqs=max_seqs,
+        max_batch_tokens=64,
+        kv_memory=kv_memory,
+    )
 
 
 def mixed(engine_processes: MultiProcessEngine) -> list[list[SequenceLog]]:

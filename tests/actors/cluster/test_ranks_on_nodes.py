@@ -10,17 +10,16 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio import to_thread
-from crash_harness import NAMES, mixed, play_all, same
+from crash_harness import mixed, play_all, same, with_adapters
 from engine_harness import Played
 from msgspec.structs import replace as changed
 from patience import PATIENCE, soon
-from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import model_folder
 
 from personae.actors.cluster import launch
 from personae.actors.cluster.launch import open_cluster
 from personae.actors.multi_process import MultiProcessEngine, open_multi_process
-from personae.actors.options import ClusterOptions, EngineOptions
+from personae.actors.options import ClusterOptions
 from personae.errors import LoadError
 from personae.evals.ray_nodes import RayNodes
 
@@ -61,17 +60,7 @@ async def test_ranks_lie_on_nodes_as_ray_was_told_and_a_node_of_theirs_that_dies
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", PATHS)
     base = model_folder("qwen3")
-    for name in NAMES[:-1]:
-        make_adapter_folder(tmp_path / "adapters" / name, base, **ZOO[name])
-    options = EngineOptions(
-        base,
-        (tmp_path / "adapters",),
-        device="cpu",
-        dtype="float32",
-        max_seqs=32,
-        max_batch_tokens=64,
-        kv_memory=2**24,
-    )
+    options = with_adapters(tmp_path / "adapters", base, max_seqs=32, kv_memory=2**24)
     async with open_multi_process(options) as alone:
         calm = await play(alone, "calm")
     nodes = await to_thread.run_sync(RayNodes, 3, 2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from crash_harness import NAMES, mixed, play_all, same
+from crash_harness import NAMES, mixed, play_all, same, with_adapters
 from patience import PATIENCE, soon
 from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import model_folder
@@ -111,17 +111,7 @@ async def test_the_load_decides_from_none_to_two_engines(tmp_path, monkeypatch: 
     for name, value in {"CALM": 1.0, "PATIENCE": 0.0, "LONGEST_WAIT": 0.01}.items():
         monkeypatch.setattr(load_scaling, name, value)
     base = model_folder("qwen3")
-    for name in NAMES[:-1]:
-        make_adapter_folder(tmp_path / "adapters" / name, base, **ZOO[name])
-    options = EngineOptions(
-        base,
-        (tmp_path / "adapters",),
-        device="cpu",
-        dtype="float32",
-        max_seqs=2,
-        max_batch_tokens=64,
-        kv_memory=2**22,
-    )
+    options = with_adapters(tmp_path / "adapters", base, max_seqs=2, kv_memory=2**22)
     async with open_cluster(options, ClusterOptions(ray="local"), 0, most=2, by_load=True) as engines:
         client, logs = engines.client, mixed(engines)
         calm = await play_all(client, logs)

@@ -12,18 +12,17 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio import to_thread
-from crash_harness import NAMES, mixed, play_all, same
+from crash_harness import mixed, play_all, same, with_adapters
 from engine_harness import Played
 from msgspec.structs import replace
 from patience import PATIENCE, soon
-from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import model_folder
 
 from personae.actors.cluster.launch import open_cluster
 from personae.actors.frontend.engine_process import EngineProcess
 from personae.actors.kit.child import Incident
 from personae.actors.multi_process import MultiProcessEngine
-from personae.actors.options import ClusterOptions, EngineOptions
+from personae.actors.options import ClusterOptions
 from personae.actors.replicas.scaling import ReplicaScaler
 from personae.evals.ray_nodes import RayNodes
 
@@ -89,17 +88,7 @@ async def test_no_answer_is_lost_or_changed_whatever_happens_to_three_nodes(
     monkeypatch.setenv("PYTHONPATH", PATHS)
     base = tmp_path / "model"
     base.symlink_to(model_folder("qwen3"))
-    for name in NAMES[:-1]:
-        make_adapter_folder(tmp_path / "adapters" / name, base, **ZOO[name])
-    options = EngineOptions(
-        base,
-        (tmp_path / "adapters",),
-        device="cpu",
-        dtype="float32",
-        max_seqs=32,
-        max_batch_tokens=64,
-        kv_memory=2**24,
-    )
+    options = with_adapters(tmp_path / "adapters", base, max_seqs=32, kv_memory=2**24)
     pids: list[int] = []
     load = EngineProcess._load
 

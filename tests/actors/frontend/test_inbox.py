@@ -1,4 +1,4 @@
-"""Deltas that a sleeping reader's function takes, and those that the reader takes: each once, in order."""
+"""While the reader sleeps, its function takes the deltas. Each delta is taken once, in order."""
 
 import anyio
 import pytest
