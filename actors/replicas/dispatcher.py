@@ -154,7 +154,7 @@ class Dispatcher(Actor[Message]):
 
     @property
     def long_prompts(self) -> "LongPrompts":
-        """The long prompts: how many have an engine, how long these take, and how long the waiting ones do."""
+        """Long prompts: how many have an engine, how long these take, and how long the waiting ones do."""
         waiting = self._waiting.prompts.total() * self._token_seconds()
         return LongPrompts(self._long_number, self._long_seconds, waiting)
 

@@ -145,7 +145,7 @@ class ReplicaSet:
 
     @property
     def long_prompts(self) -> LongPrompts:
-        """The long prompts: how many have an engine, how long these take, and how long the waiting ones do."""
+        """Long prompts: how many have an engine, how long these take, and how long the waiting ones do."""
         return self._dispatcher.long_prompts
 
     def missed(self, now: float) -> float:
