@@ -32,7 +32,7 @@ class LinearWeights:
 
 @dataclass(frozen=True, slots=True)
 class MlpWeights:
-    """down(silu(gate x) * up x). gate_up: gate, up merged."""
+    """down(act(gate x) * up x). gate_up: gate, up merged."""
 
     gate_up: LinearWeights
     down: LinearWeights
@@ -41,7 +41,7 @@ class MlpWeights:
 @dataclass(frozen=True, slots=True)
 class ExpertsWeights:
     """Experts, of which each token uses some, as `routing` says. `router`: weight [experts, hidden]. `mlps`:
-    the experts, of one shape and format, without biases. `correction`: [experts] float32, the bias of the
+    the experts, of one shape and format. `correction`: [experts] float32, the bias of the
     choice, None for none. `shared_gate`: weight [1, hidden] of what weighs the layer's MLP, by a sigmoid;
     None if nothing does."""
 
@@ -55,8 +55,10 @@ class ExpertsWeights:
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One layer. Norms are float32. qkv: q, k, v merged. `qk_norms`: over each head, or over all. `mlp`: of
-    all tokens, None if there are only experts. `window`: None for full attention. `rope`: cos and sin, each
-    [positions, pairs] float32; None if nothing is rotated."""
+    all tokens, None if there are only experts. `clamped`: the activation is that of `swiglu_clamped`, else
+    that of `silu_and_mul` (`kernels/reference.py`). `window`: None for full attention. `rope`: cos and sin,
+    each [positions, pairs] float32; None if nothing is rotated. `sinks`: [heads] float32, each head's score
+    of a key without a value; None for none."""
 
     attention_norm: Tensor
     qkv: LinearWeights
@@ -65,8 +67,10 @@ class LayerWeights:
     mlp_norm: Tensor
     mlp: MlpWeights | None
     experts: ExpertsWeights | None
+    clamped: bool
     window: int | None
     rope: tuple[Tensor, Tensor] | None
+    sinks: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +225,8 @@ def pack_linear(linear: LinearWeights, dtype: torch.dtype) -> PackedLinear | Non
 
 
 GroupedLinear = Callable[[Tensor, Sequence[PackedLinear], Sequence[int]], Tensor]
-"""(x [N, inputs], packed weights of one shape without biases, counts) -> [N, outputs]: the first counts[0]
-rows of x times the first weight, and so on. The bits are those of each weight's own product."""
+"""(x [N, inputs], packed weights of one shape, counts) -> [N, outputs]: the first counts[0] rows of x times
+the first weight, and so on, without biases. The bits are those of each weight's own product."""
 
 
 def grouped_linear(device: torch.device, dtype: torch.dtype) -> GroupedLinear | None:

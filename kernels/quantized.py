@@ -81,7 +81,7 @@ class QuantizedWeight(ABC):
         """Fill it with a weight [outputs, inputs] of any floating dtype."""
         rows = max(1, _CHUNK // self.inputs)
         for own, part in zip(self.split(rows), torch.split(weight, rows), strict=True):
-            own.write(part.to(self.device, torch.float32))
+            own.write(part.to(self.device, torch.float32).contiguous())
 
     def plain(self, dtype: torch.dtype) -> Tensor:
         """W dequantized: a copy, rounded to `dtype`."""
@@ -97,7 +97,7 @@ class QuantizedWeight(ABC):
 
     @abstractmethod
     def write(self, weight: Tensor) -> None:
-        """`copy_` from float32, all at once."""
+        """`copy_` from contiguous float32, all at once."""
 
     @abstractmethod
     def read(self) -> Tensor:

@@ -104,7 +104,7 @@ class AttentionSpec:
     @property
     def plain(self) -> bool:
         """Whether it has none of the rarer parts, so that a whole decoder in one call can have it."""
-        rare = self.scale is not None or self.softcap is not None or self.sinks
+        rare = self.scale is not None or self.softcap is not None
         turned = self.rope is not None and self.rope.interleaved
         changed = self.normed_after_rope or self.position_scale is not None or self.gated
         other = self.chunk is not None or self.value_norm or self.projected != "qkv"

@@ -82,7 +82,8 @@ class MlpSpec:
     @property
     def plain(self) -> bool:
         """Whether it has none of the rarer parts, so that a whole decoder in one call can have it."""
-        return self.gated and self.activation == "silu" and self.scales == (1.0, 1.0) and not self.sparsity
+        usual = self.activation in ("silu", "silu_clamped")
+        return self.gated and usual and self.scales == (1.0, 1.0) and not self.sparsity
 
     @property
     def modules(self) -> tuple[tuple[str, ...], str]:

@@ -311,8 +311,10 @@ class ExpertLinear(Linear):
 
     @property
     def experts(self) -> list[LinearWeights]:
-        """Each expert's weight. Only before packed forms replace them."""
-        return [LinearWeights(weight, None) for weight in self.method.weight.split(self._width)]
+        """Each expert's weight and bias. Only before packed forms replace them."""
+        weights = list(self.method.weight.split(self._width))
+        biases = [None] * len(weights) if self.bias is None else torch.split(self.bias, self._width)
+        return [LinearWeights(*each) for each in zip(weights, biases, strict=True)]
 
     def hand_over(self, packed: Iterator[PackedLinear]) -> None:
         """See Linear: as many as there are experts."""
@@ -543,12 +545,12 @@ class MoE:
     def plain(self) -> bool:
         """Whether it has none of the rarer parts, so that a whole decoder in one call can have it."""
         spec = self.spec
-        rare = spec.bias or spec.weighs_input or not spec.gated or spec.activation != "silu"
+        rare = spec.weighs_input or not spec.gated or spec.activation not in ("silu", "silu_clamped")
         scaled = (
             spec.router_inputs is not None or self._router_norm is not None or spec.expert_scale is not None
         )
         divided = self.slots is not None or self._comm.size > 1
-        shared = spec.shared is None or (spec.shared.plain and not spec.shared.bias)
+        shared = spec.shared is None or (spec.shared.plain and spec.shared.activation == spec.activation)
         return not (rare or scaled or divided) and shared
 
     @property

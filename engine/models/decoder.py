@@ -231,8 +231,10 @@ class Layer:
             norms[1],
             None if dense is None else dense.weights,
             None if experts is None else experts.weights,
+            mlp.spec.activation == "silu_clamped",
             attention.spec.window,
             attention.rope,
+            attention.sinks,
         )
 
 

@@ -333,10 +333,11 @@ struct Seen {
 };
 
 // Query vectors 0 to `vectors` of one key/value head, in s.queries: tokens in order, `group` heads of each; the
-// first token lies at `position`. Leaves their mixes in s.mixed. `after` is what will be read next.
+// first token lies at `position`. `sinks` [group]: each head's score of a key without a value; null: there is none. Leaves their
+// mixes in s.mixed. `after` is what will be read next.
 template <typename Element>
 void attend_as(const Pages& cache, int64_t head, int64_t group, int64_t vectors, int64_t position, int64_t length,
-               float scale, int64_t window, const Block& after, AttentionScratch& s) {
+               float scale, int64_t window, const float* sinks, const Block& after, AttentionScratch& s) {
     static constexpr decltype(&score<1, Element>) scoring[] = {score<1, Element>, score<2, Element>, score<3, Element>,
                                                                score<4, Element>};
     static constexpr decltype(&mix<1, Element>) mixing[] = {mix<1, Element>, mix<2, Element>, mix<3, Element>,
@@ -344,6 +345,7 @@ void attend_as(const Pages& cache, int64_t head, int64_t group, int64_t vectors,
     const int64_t dim = s.dim, end = position + (vectors + group - 1) / group;
     const Element* queries = s.queries_as(Element{}, vectors);
     Softmax softmax[QUERIES];
+    for (int64_t m = 0; sinks && m < vectors; m++) softmax[m] = {sinks[m % group], 1.0f};
     std::fill_n(s.mixed.data(), vectors * dim, 0.0f);
     int64_t first = window ? std::max<int64_t>(0, position - window + 1) / BLOCK * BLOCK : 0;
     Block block(cache, head, first, length);

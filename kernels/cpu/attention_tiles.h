@@ -147,11 +147,13 @@ inline void put(Rounded* to, Vec x) { store((float*)to, round_to_bf16(x)); }
 
 // As attend_as.
 inline void attend_with_tiles(const Pages& cache, int64_t head, int64_t group, int64_t vectors, int64_t position,
-                              int64_t length, float scale, int64_t window, const Block& after, AttentionScratch& s) {
+                              int64_t length, float scale, int64_t window, const float* sinks, const Block& after,
+                              AttentionScratch& s) {
     static constexpr decltype(&mix_few<1>) mixing[] = {mix_few<1>, mix_few<2>, mix_few<3>, mix_few<4>};
     const int64_t dim = s.dim, end = position + (vectors + group - 1) / group;
     const bool few = vectors <= BESIDE;
     Softmax softmax[QUERIES];
+    for (int64_t m = 0; sinks && m < vectors; m++) softmax[m] = {sinks[m % group], 1.0f};
     std::fill_n(s.mixed.data(), vectors * dim, 0.0f);
     if (few) {
         begin_few_scores();
@@ -215,14 +217,15 @@ inline void attend_with_tiles(const Pages& cache, int64_t head, int64_t group, i
 
 // With the instructions in use.
 inline void attend_bf16(const Pages& pages, int64_t head, int64_t group, int64_t vectors, int64_t position,
-                        int64_t length, float scale, int64_t window, const Block& after, AttentionScratch& s) {
+                        int64_t length, float scale, int64_t window, const float* sinks, const Block& after,
+                        AttentionScratch& s) {
 #if defined(WIDE_REGISTERS)
     const Instructions kind = instructions();
     const auto attend = kind == TILES ? attend_with_tiles : kind == PAIRS ? attend_as<bf16> : attend_as<float>;
 #else
     const auto attend = attend_as<float>;
 #endif
-    attend(pages, head, group, vectors, position, length, scale, window, after, s);
+    attend(pages, head, group, vectors, position, length, scale, window, sinks, after, s);
 }
 
 }  // namespace

@@ -109,6 +109,7 @@ class Decoder {
     };
     struct Mlp {  // one of those of a layer with experts, and its rows in this step
         const Packed *gate_up, *down;
+        const float *gate_up_bias, *down_bias;  // null: none
         Rows x, inner;
         Sums y;
         int64_t rows, gate_up_end, down_end;  // the ends of its items, among those of the MLPs before it
@@ -222,12 +223,12 @@ class Decoder {
             case EXPERTS_GATE_UP: {
                 const Mlp& mlp = mlp_of(item, &Mlp::gate_up_end);
                 const int64_t own = item - (mlp.gate_up_end - items_of(*mlp.gate_up, mlp.rows));
-                return gated(mlp.x, mlp.rows, *mlp.gate_up, own, nullptr, unchanged(thread), mlp.inner, without_adapters_);
+                return gated(mlp.x, mlp.rows, *mlp.gate_up, own, mlp.gate_up_bias, unchanged(thread), mlp.inner, without_adapters_);
             }
             case EXPERTS_DOWN: {
                 const Mlp& mlp = mlp_of(item, &Mlp::down_end);
                 const int64_t own = item - (mlp.down_end - items_of(*mlp.down, mlp.rows));
-                return product_item(mlp.inner, mlp.rows, *mlp.down, own, nullptr, unchanged(thread), mlp.y);
+                return product_item(mlp.inner, mlp.rows, *mlp.down, own, mlp.down_bias, unchanged(thread), mlp.y);
             }
             case HEAD_NORM: return head_norm(item);
             case HEAD_PRODUCT: return head(item);
@@ -298,12 +299,12 @@ class Decoder {
     // The experts of a block of rows. Whoever has the last block shares out the work of all.
     void route(const Phase& phase, const DecoderLayer& l, int64_t item, int thread) {
         const int64_t first = item * BLOCK_ROWS, last = std::min(b_->count, first + BLOCK_ROWS), rows = last - first;
-        auto score = [&](const Packed& w, const Sums& y) {
+        auto score = [&](const Packed& w, const float* bias, const Sums& y) {
             for (int64_t i = 0; i < items_of(w, rows); i++)
-                product_item(normed_.from(first), rows, w, i, nullptr, unchanged(thread), y);
+                product_item(normed_.from(first), rows, w, i, bias, unchanged(thread), y);
         };
-        score(*l.router, scores_.from(first));
-        if (l.shared_gate) score(*l.shared_gate, {scores_.at(first, shared_gate_score()), scores_.wide});
+        score(*l.router, l.router_bias, scores_.from(first));
+        if (l.shared_gate) score(*l.shared_gate, nullptr, {scores_.at(first, shared_gate_score()), scores_.wide});
         for (int64_t row = first; row < last; row++)
             scratch_[thread].router.choose([&](int64_t i) { return load(scores_.at(row, i)); }, l.correction,
                                            &routed_.experts[row * m_.routing.top_k], &routed_.weights[row * m_.routing.top_k]);
@@ -319,16 +320,19 @@ class Decoder {
     void share_out(const DecoderLayer& l) {
         mlps_.clear();
         int64_t gate_up_end = 0, down_end = 0;
-        auto add = [&](const Packed& gate_up, const Packed& down, const Rows& x, const Rows& inner, const Sums& y, int64_t rows) {
+        auto add = [&](const Packed& gate_up, const Packed& down, const float* gate_up_bias, const float* down_bias, const Rows& x,
+                       const Rows& inner, const Sums& y, int64_t rows) {
             gate_up_end += items_of(gate_up, rows), down_end += items_of(down, rows);
-            mlps_.push_back({&gate_up, &down, x, inner, y, rows, gate_up_end, down_end});
+            mlps_.push_back({&gate_up, &down, gate_up_bias, down_bias, x, inner, y, rows, gate_up_end, down_end});
         };
         routed_.sort(b_->count, m_.routing);
         for (const Routed::Busy& one : routed_.busy)
             add(*l.experts_gate_up[one.expert], *l.experts_down[one.expert],
+                l.experts_gate_up_bias ? l.experts_gate_up_bias[one.expert] : nullptr,
+                l.experts_down_bias ? l.experts_down_bias[one.expert] : nullptr,
                 b_->count > 1 ? by_expert_.from(one.first) : normed_, experts_inner_.from(one.first),
                 experts_output_.from(one.first), one.rows);
-        if (l.gate_up) add(*l.gate_up, *l.down, normed_, inner_.of_width(l.down->k), output_, b_->count);
+        if (l.gate_up) add(*l.gate_up, *l.down, l.gate_up_bias, l.down_bias, normed_, inner_.of_width(l.down->k), output_, b_->count);
     }
     const Mlp& mlp_of(int64_t item, int64_t Mlp::*end) const {
         return *std::upper_bound(mlps_.begin(), mlps_.end(), item, [&](int64_t i, const Mlp& one) { return i < one.*end; });
@@ -404,7 +408,9 @@ class Decoder {
         }
     }
 
-    // SiLU before anything is stored, unless a row's adapter has still to be added.
+    Vec activated(Vec gate, Vec up) const { return m_.clamped ? clamped_times(gate, up) : silu_times(gate, up); }
+
+    // The activation before anything is stored, unless a row's adapter has still to be added.
     void gated(const Rows& x, int64_t rows, const Packed& w, int64_t item, const float* bias, AtHand more, const Rows& to,
                const std::vector<Run>& runs) const {
         alignas(64) float sums[PANEL * GROUP];
@@ -418,7 +424,7 @@ class Decoder {
         auto take = [&](int64_t row, int64_t count, int64_t g, const Quarters& c) {
             each_run(runs, row, count, [&](const Run& run, int64_t first, int64_t last) {
                 for (int64_t i = first; i < last && !run.few(); i++)
-                    to.put(i, g * 16, silu_times(load(c.at(i - row, 0)), load(c.at(i - row, 1))));
+                    to.put(i, g * 16, activated(load(c.at(i - row, 0)), load(c.at(i - row, 1))));
             });
         };
         multiply_item(x, rows, w, item, bias, more, place, take);
@@ -453,8 +459,7 @@ class Decoder {
             }
         for (int64_t row = run.row; row < run.row + run.rows; row++)
             for (int64_t c = first; c < first + count; c += 16)
-                to.put(row, c, silu_times(load(gate_up_.at(row, c)),
-                                              load(gate_up_.at(row, inner + c))));
+                to.put(row, c, activated(load(gate_up_.at(row, c)), load(gate_up_.at(row, inner + c))));
     }
 
     // A head of q or k, of which there are `heads` from `first` on: its norm, if it has one, the rotation, if the layer has one,
@@ -523,7 +528,8 @@ class Decoder {
         if (!several_) append_head(l, layer, start, q.head);  // nobody else needs this key
         for (int64_t m = 0; m < vectors; m++)
             rotate(l, start + m / group, q.head * group + m % group, 0, m_.heads, l.q_norm, s.queries.data() + m * m_.dim);
-        attend_bf16(pages(layer, q.row), q.head, group, vectors, position, length, m_.scale, l.window, after, s);
+        attend_bf16(pages(layer, q.row), q.head, group, vectors, position, length, m_.scale, l.window,
+                    l.sinks ? l.sinks + q.head * group : nullptr, after, s);
         for (int64_t m = 0; m < vectors; m++)
             for (int64_t d = 0; d < m_.dim; d += LANES)
                 mixed_.put(start + m / group, (q.head * group + m % group) * m_.dim + d,

@@ -11,11 +11,14 @@ struct DecoderLayer {
     const float *qkv_bias, *o_bias, *gate_up_bias, *down_bias;  // null: none
     const float *q_norm, *k_norm;                               // null: none
     const float *cos, *sin;                                     // [positions][turned / 2]; null: no rotation
+    const float* sinks;                                         // [heads], scores of a key without a value; null: none
     int64_t window;                                             // 0: none
     int64_t whole_norms;                                        // those of q and k are over all heads, not each
     // A mixture of experts; gate_up and down are then an MLP that all tokens use too. router null: there is none.
     const Packed *router, *shared_gate;  // shared_gate: [1][hidden], what weighs that MLP by a sigmoid; null: nothing
     const Packed *const *experts_gate_up, *const *experts_down;
+    const float* router_bias;                                       // null: none
+    const float *const *experts_gate_up_bias, *const *experts_down_bias;  // null: none
     const float* correction;  // [experts], of the choice; null: none
 };
 
@@ -28,6 +31,7 @@ struct DecoderShape {
     int64_t rank;  // among those that share its layers: each has a team of its own
     Routing routing;         // experts: 0 if no layer has any
     int64_t experts_inner;
+    int64_t clamped;  // the activation is that of gpt-oss, else SiLU
 };
 
 struct DecoderBatch {
@@ -58,6 +62,14 @@ inline float inverse_rms(const float* x, int64_t n, float eps, int64_t next = LA
 inline Vec silu_times(Vec g, Vec up) {  // through exp(-|g|), which cannot overflow
     const Vec e = exp_negative(select(g < 0.0f, g, -g));
     return g * select(g < 0.0f, e, splat(1.0f)) / (e + 1.0f) * up;
+}
+
+inline Vec clamped_times(Vec g, Vec up) {  // see `reference.swiglu_clamped`
+    constexpr float LIMIT = 7.0f, ALPHA = 1.702f;
+    g = select(g > LIMIT, splat(LIMIT), g);
+    up = select(up > LIMIT, splat(LIMIT), select(up < -LIMIT, splat(-LIMIT), up));
+    const Vec z = g * ALPHA, e = exp_negative(select(z < 0.0f, z, -z));
+    return g * select(z < 0.0f, e, splat(1.0f)) / (e + 1.0f) * (up + 1.0f);
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 import ctypes
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import POINTER, byref, c_float, c_int, c_int64, c_void_p
 from functools import partial
 from itertools import islice
@@ -53,8 +53,10 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *_pointers("qkv", "o", "gate_up", "down", "attention_norm", "mlp_norm"),
         *_pointers("qkv_bias", "o_bias", "gate_up_bias", "down_bias", "q_norm", "k_norm", "cos", "sin"),
+        *_pointers("sinks"),
         *_sizes("window", "whole_norms"),
-        *_pointers("router", "shared_gate", "experts_gate_up", "experts_down", "correction"),
+        *_pointers("router", "shared_gate", "experts_gate_up", "experts_down"),
+        *_pointers("router_bias", "experts_gate_up_bias", "experts_down_bias", "correction"),
     )
 
 
@@ -75,7 +77,7 @@ class _Shape(ctypes.Structure):
         *_pointers("embedding", "norm", "output"),
         *_sizes("rank"),
         ("routing", _Routing),
-        *_sizes("experts_inner"),
+        *_sizes("experts_inner", "clamped"),
     )
 
 
@@ -169,6 +171,7 @@ class Fused:
             weights.embedding.dtype is torch.bfloat16
             and not any(size % 32 for size in (hidden, *inner, weights.head_dim, *_rotated(weights)))
             and len(experts) <= 1
+            and len(_activations(weights)) == 1
             and weights.head_dim <= MOST_IN_INT8
             and weights.heads // weights.kv_heads <= MAX_GROUP
             and all(isinstance(weight, Tensor) or weight.kind in KINDS for weight, _ in _weights(weights))
@@ -195,6 +198,11 @@ class Fused:
 def _rotated(weights: DecoderWeights) -> set[int]:
     """How many dimensions of a head the layers rotate."""
     return {2 * layer.rope[0].shape[1] for layer in weights.layers if layer.rope} or {0}
+
+
+def _activations(weights: DecoderWeights) -> set[bool]:
+    """Whether the layers' activations are clamped."""
+    return {layer.clamped for layer in weights.layers}
 
 
 def _inner(weights: DecoderWeights) -> int:
@@ -319,6 +327,7 @@ class CpuDecoder:
         self._vocab = weights.output.shape[0]
         self._logits = torch.empty(0, self._vocab)
         turned, inner, experts = max(_rotated(weights)), _inner(weights), _experts_shapes(weights)
+        clamped = any(_activations(weights))
         layers = []
         for number, layer in enumerate(weights.layers):
             linears = tuple(packed(*module) for module in _modules(layer))
@@ -341,6 +350,7 @@ class CpuDecoder:
             self.output.handle,
             weights.rank,
             *next(((_routing(*shape[:2]), shape[2]) for shape in experts), (_Routing(), 0)),
+            clamped,
         )
         array = (_Layer * len(layers))(*layers)
         self._handle = calls.make(byref(shape), array, torch.get_num_threads())
@@ -352,35 +362,43 @@ class CpuDecoder:
         self._kept.append(tensor)
         return tensor.data_ptr()
 
-    def _keep_handles(self, linears: Iterator[CpuLinear]) -> int:
-        """The address of an array of the modules' handles."""
-        handles = [linear.handle for linear in linears]
-        array = (c_void_p * len(handles))(*handles)
+    def _keep_addresses(self, addresses: Iterable[int | None]) -> int:
+        """The address of an array of addresses."""
+        each = list(addresses)
+        array = (c_void_p * len(each))(*each)
         self._kept.append(array)
         return ctypes.addressof(array)
 
     def _layer(self, layer: LayerWeights, linears: Iterator[CpuLinear], head_dim: int) -> _Layer:
         """`linears`: as `_modules` has them."""
         norms, experts = layer.qk_norms or (None, None), layer.experts
-        qkv, o, router, gate_ups, downs = next(linears), next(linears), None, None, None
+        qkv, o, router = next(linears), next(linears), None
+        handles: list[int | None] = [None, None]  # of the experts' gate_up, and of their down
+        biases: list[int | None] = [None, None]
         if experts is not None:
             router = next(linears)
-            gate_ups, downs = (self._keep_handles(islice(linears, len(experts.mlps))) for _ in range(2))
+            for half in range(2):
+                each = list(islice(linears, len(experts.mlps)))
+                handles[half] = self._keep_addresses(one.handle for one in each)
+                if each[0].bias is not None:
+                    biases[half] = self._keep_addresses(_bias(one) for one in each)
         gate_up, down, shared_gate = (next(linears, None) for _ in range(3))
         common = (qkv, o, gate_up, down)
         return _Layer(
             *(None if linear is None else linear.handle for linear in common),
             self._keep(layer.attention_norm.float()),
             self._keep(layer.mlp_norm.float()),
-            *(None if linear is None or linear.bias is None else linear.bias.data_ptr() for linear in common),
+            *map(_bias, common),
             *(None if norm is None else self._keep(norm.float()) for norm in norms),
             *(self._keep(table) for table in layer.rope) if layer.rope else (None, None),
+            None if layer.sinks is None else self._keep(layer.sinks),
             layer.window or 0,
             norms[0] is not None and norms[0].shape[0] != head_dim,
             None if router is None else router.handle,
             None if shared_gate is None else shared_gate.handle,
-            gate_ups,
-            downs,
+            *handles,
+            _bias(router),
+            *biases,
             None if experts is None or experts.correction is None else self._keep(experts.correction),
         )
 
@@ -450,6 +468,11 @@ class CpuDecoder:
         words = None if logit_mask is None else logit_mask.data_ptr()
         self._calls.logits(self._handle, hidden.data_ptr(), rows, words, self._logits.data_ptr())
         return self._logits[:rows]
+
+
+def _bias(linear: CpuLinear | None) -> int | None:
+    """The address of a module's bias."""
+    return None if linear is None or linear.bias is None else linear.bias.data_ptr()
 
 
 def _slot_bytes(sums: RankSums) -> int:

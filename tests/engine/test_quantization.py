@@ -134,6 +134,15 @@ def test_how_a_weight_is_cut_while_it_is_converted_does_not_show(
 
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_a_weight_that_is_stored_with_its_inputs_first_is_the_same(quantization: str) -> None:
+    weight = torch.randn(32, 64)
+    turned = weight.T.contiguous().T
+    assert torch.equal(
+        kept(turned, quantization).plain(torch.float32), kept(weight, quantization).plain(torch.float32)
+    )
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_merged_modules_are_filled_one_by_one(quantization: str) -> None:
     weight = torch.randn(12, 8)
     merged = scheme_of(quantization)(["a"]).kept.empty(12, 8, CPU)

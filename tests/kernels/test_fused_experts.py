@@ -19,12 +19,14 @@ from personae.engine.lora_shapes import lora_shapes
 from personae.engine.models.decoder import Decoder
 from personae.engine.packed_weights import PackedWeights
 from personae.kernels.cpu import operators
+from personae.kernels.cpu.build import library
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
 from personae.lora.segments import LoraBatch, lora_batch
 
 pytestmark = pytest.mark.skipif("fuse" not in operators(), reason="no compiler, or no AVX2 on this machine")
 CPU = torch.device("cpu")
+INSTRUCTIONS = ("floats", "pairs", "tiles", "halves")  # as instructions.h numbers them
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 ZOO: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"mlp_only_layers": [1]},
@@ -35,6 +37,12 @@ ZOO: dict[str, dict[str, Any]] = {
     },  # norms over all heads, weights that do not add up to 1
     "qwen2_moe": {},  # a shared MLP, weighed by a gate
     "glm4_moe": {"hidden_size": 128, "head_dim": 64},  # sigmoid, groups, a dense layer
+    "gpt_oss": {
+        "hidden_size": 128,
+        "head_dim": 64,
+        "intermediate_size": 96,
+        "sliding_window": 8,
+    },  # sinks, biases, a clamped activation, windows
 }
 PROMPTS = [random.Random(seed).choices(range(VOCAB), k=40) for seed in range(3)]
 PROMPT = PROMPTS[0]
@@ -91,6 +99,28 @@ def test_logits_are_those_of_transformers_and_have_the_same_bits_in_any_company(
         at += count
         assert torch.equal(logits, fused[0][at - 1])
     assert at == len(PROMPT)
+
+
+@pytest.mark.parametrize("instructions", ["floats", "pairs", "tiles", "halves"])
+def test_sinks_windows_and_biases_are_the_same_with_any_instructions(
+    instructions: str, tmp_path: Path
+) -> None:
+    folder, there = folder_of("gpt_oss", tmp_path), library()
+    assert there is not None
+    before, wanted = there.personae_instructions(-1), INSTRUCTIONS.index(instructions)
+    try:
+        if there.personae_instructions(wanted) != wanted:
+            pytest.skip("not on this machine")
+        decoder = decoder_of(folder)
+        error = median_error([logits_of(decoder)], [hf_logits(hf_model(folder), PROMPT)])
+        assert error < 0.02
+        parts = PagedSequences(decoder, page_size=8, seed=1)
+        chunks = PROMPT[:30], PROMPT[30:31], PROMPT[31:]
+        rows = [parts.step({"a": chunk})["a"].clone() for chunk in chunks]
+        whole = logits_of(decoder)
+        assert all(torch.equal(row, whole[at]) for row, at in zip(rows, (29, 30, 39), strict=True))
+    finally:
+        there.personae_instructions(before)
 
 
 def test_the_number_of_threads_does_not_show(tmp_path: Path) -> None:
@@ -150,9 +180,8 @@ def test_packed_experts_are_kept_for_the_next_start(tmp_path: Path, monkeypatch:
     assert len([*(tmp_path / "kept").iterdir()]) == 1
 
 
-@pytest.mark.parametrize("family", ["gpt_oss", "llama4"])
-def test_experts_with_biases_or_weighed_inputs_run_layer_by_layer(family: str, tmp_path: Path) -> None:
-    folder = make_family_folder(tmp_path / family, family)
+def test_experts_with_weighed_inputs_run_layer_by_layer(tmp_path: Path) -> None:
+    folder = make_family_folder(tmp_path, "llama4")
     assert load_model(folder, device=CPU, dtype="bfloat16")._fused is None
 
 

@@ -56,12 +56,15 @@ def test_experts_of_gpt_oss_in_mxfp4_are_what_transformers_dequantizes(tmp_path:
     assert max(map(relative_error, decoder.logits(hidden), truth)) < 1e-4
 
 
-def test_experts_of_gpt_oss_in_mxfp4_stay_in_its_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_one_call", [False, True])
+def test_experts_of_gpt_oss_in_mxfp4_stay_in_its_bits(in_one_call: bool, tmp_path: Path) -> None:
     if optional("pack_linear", CPU, torch.bfloat16) is None:
         pytest.skip("no product with blocks on this machine")
-    packed = in_mxfp4(make_family_folder(tmp_path / "plain", "gpt_oss"), tmp_path / "packed")
+    sizes = {"hidden_size": 128, "head_dim": 64} if in_one_call else {}
+    packed = in_mxfp4(make_family_folder(tmp_path / "plain", "gpt_oss", **sizes), tmp_path / "packed")
     kept, plain = load_model(packed, device=CPU), load_model(packed, device=CPU, dtype="bfloat16")
     assert (kept.quantization, plain.quantization) == ("mxfp4", None)
+    assert kept.runs_in_one_call == (in_one_call and optional("fuse", CPU, torch.bfloat16) is not None)
     assert kept.weight_bytes < plain.weight_bytes
     for one, other in zip(kept.layers, plain.layers, strict=True):
         for linear, same in zip(one.linears(), other.linears(), strict=True):
