@@ -25,7 +25,7 @@ class DecoderBaseWeights:
         if site not in self._squares:
             model = self._model
             if site == "embedding":
-                parts = (chunk.float().square().sum(0) for chunk in chunks(self._model.embedding))
+                parts = (chunk.float().square().sum(0) for chunk in chunks(model.embedding.plain()))
                 self._squares[site] = model.comm.all_reduce(torch.stack(list(parts)).sum(0).cpu())
             else:
                 linear, rows = self._find(site)
@@ -40,7 +40,7 @@ class DecoderBaseWeights:
         given = a.to(model.device, model.dtype)
         if site == "embedding":
             own = torch.split(given, model.vocabulary_widths, 1)[model.comm.rank]
-            return model.comm.all_reduce((own @ model.embedding).float().cpu())
+            return model.comm.all_reduce((own @ model.embedding.plain()).float().cpu())
         linear, rows = self._find(site)
         found = linear.project(given)[:, rows].float().cpu()
         bias = None if linear.bias is None else linear.bias[rows].float().cpu()

@@ -25,7 +25,8 @@ from personae.kernels.cgroup import free_memory, main_memory
 from personae.kernels.decoder import PackedLayout, PackedPlace, Weight
 from personae.kernels.malloc import give_back_freed
 from personae.kernels.mappable import MappableMemory
-from personae.lora.base import fingerprint
+from personae.kernels.quantized import QuantizedWeight
+from personae.lora.base import CHUNK, fingerprint
 from personae.lora.shapes import Fingerprint
 
 # A buffer in old checkpoints, which follows from the config.
@@ -260,8 +261,11 @@ def _gib(size: int) -> str:
 
 def _fingerprint(place: Weight, stored: StoredTensor) -> Fingerprint:
     """The fingerprint of a loaded tensor; of the stored tensor if loading rounded it."""
-    kept = isinstance(place, torch.Tensor) and place.dtype is not torch.float16
-    return fingerprint(place if isinstance(place, torch.Tensor) and kept else stored.read())
+    if isinstance(place, torch.Tensor) and place.dtype is not torch.float16:
+        return fingerprint(place)
+    if isinstance(place, QuantizedWeight) and place.kind == stored.kept:
+        return fingerprint(part.read() for part in place.split(CHUNK))
+    return fingerprint(stored.read())
 
 
 def _fill(decoder: Decoder, stored: Mapping[str, StoredTensor], on_progress: Progress | None) -> None:

@@ -75,11 +75,12 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """The weights of a decoder, see `engine/models/decoder.py`. `layers` may make each layer's weights
-    anew whenever it is iterated over. `rank`: that of several that share each layer, whose parts of it these
-    are."""
+    """The weights of a decoder, see `engine/models/decoder.py`. `dtype`: of activations. `embedding`: may be
+    `output` itself. `layers` may make each layer's weights anew whenever it is iterated over. `rank`: that of
+    several that share each layer, whose parts of it these are."""
 
-    embedding: Tensor
+    dtype: torch.dtype
+    embedding: Weight
     layers: Iterable[LayerWeights]
     norm: Tensor
     output: Weight
@@ -169,6 +170,10 @@ class FusedDecoder(Protocol):
     def output(self) -> PackedLinear:
         """The output matrix."""
 
+    @property
+    def embedding(self) -> PackedLinear | None:
+        """The embedding; None if it was not quantized."""
+
     def forward(
         self,
         tokens: Tensor,
@@ -203,7 +208,7 @@ class FusedDecoder(Protocol):
 def packed_layout(weights: DecoderWeights) -> PackedLayout | None:
     """How the backend would pack these weights, of which it reads only the shapes. None if `fuse` would
     return None."""
-    backend = optional("packed_layout", weights.embedding.device, weights.embedding.dtype)
+    backend = optional("packed_layout", weights.embedding.device, weights.dtype)
     layout: PackedLayout | None = None if backend is None else backend(weights)
     return layout
 
@@ -211,7 +216,7 @@ def packed_layout(weights: DecoderWeights) -> PackedLayout | None:
 def fuse(weights: DecoderWeights, place: PackedPlace | None, packed: LayerPacked) -> FusedDecoder | None:
     """Hands the weights to the backend of their device. None, with nothing changed, if it does not support
     the shape or dtype. `place`: where they are packed, or were; None for memory of the backend's own."""
-    backend = optional("fuse", weights.embedding.device, weights.embedding.dtype)
+    backend = optional("fuse", weights.embedding.device, weights.dtype)
     fused: FusedDecoder | None = None if backend is None else backend(weights, place, packed)
     return fused
 
@@ -227,6 +232,16 @@ def pack_linear(linear: LinearWeights, dtype: torch.dtype) -> PackedLinear | Non
 GroupedLinear = Callable[[Tensor, Sequence[PackedLinear], Sequence[int]], Tensor]
 """(x [N, inputs], packed weights of one shape, counts) -> [N, outputs]: the first counts[0] rows of x times
 the first weight, and so on, without biases. The bits are those of each weight's own product."""
+
+
+Lookup = Callable[[PackedLinear, Tensor], Tensor]
+"""(a packed quantized weight, outputs [T] int64) -> their rows [T, inputs], as `PackedLinear.plain` has
+them."""
+
+
+def lookup(device: torch.device, dtype: torch.dtype) -> Lookup | None:
+    """Rows of weights that the backend packed; None if it has no such operator."""
+    return optional("lookup", device, dtype)
 
 
 def grouped_linear(device: torch.device, dtype: torch.dtype) -> GroupedLinear | None:

@@ -53,6 +53,7 @@ NAMES = frozenset(
         "packed_layout",
         "pack_linear",
         "grouped_linear",
+        "lookup",
         "route",
         "expert_linear",
         "latent_attention",

@@ -1,7 +1,7 @@
 """What some adapters need from the base model's weights."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, Protocol
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from personae.lora.shapes import Fingerprint
 
-_CHUNK = 8192  # rows of a matrix that are converted at a time
+CHUNK = 8192  # rows of a matrix that are converted at a time
 
 Site = tuple[int, str] | Literal["embedding", "output"]
 """A linear module of a layer, the embedding (as a linear module from token to vector), or the output
@@ -40,11 +40,12 @@ class BaseWeights(Protocol):
         """The bias: [out] float32, or None."""
 
 
-def fingerprint(weight: Tensor) -> Fingerprint:
-    """The fingerprint of a matrix. It matches those of copies in all usual precisions."""
+def fingerprint(weight: Tensor | Iterable[Tensor]) -> Fingerprint:
+    """The fingerprint of a matrix, whole or in chunks of rows. It matches those of copies in all usual
+    precisions."""
     dtypes = (torch.bfloat16, torch.float16)
     digests = [hashlib.sha256() for _ in dtypes]
-    for chunk in chunks(weight):
+    for chunk in chunks(weight) if isinstance(weight, Tensor) else weight:
         for dtype, digest in zip(dtypes, digests, strict=True):
             digest.update(chunk.to(dtype).cpu().contiguous().view(torch.uint8).numpy().data)
     return Fingerprint(*(digest.hexdigest() for digest in digests))
@@ -52,5 +53,5 @@ def fingerprint(weight: Tensor) -> Fingerprint:
 
 def chunks(weight: Tensor) -> Iterator[Tensor]:
     """A matrix in chunks of rows, so that converting it needs little memory."""
-    for start in range(0, weight.shape[0], _CHUNK):
-        yield weight[start : start + _CHUNK]
+    for start in range(0, weight.shape[0], CHUNK):
+        yield weight[start : start + CHUNK]

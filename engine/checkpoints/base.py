@@ -121,9 +121,12 @@ class Checkpoint(Protocol):
         """When the model was made, in seconds since 1970."""
 
 
-def kept_as_stored(stored: Mapping[str, StoredTensor], kinds: Collection[str]) -> Scheme:
+def kept_as_stored(
+    stored: Mapping[str, StoredTensor], kinds: Collection[str], *, looks_up: bool = False
+) -> Scheme:
     """Modules whose tensors all have the same one of these kinds keep it, or else one that has the values of
-    all; the others have the model's dtype. Without an output matrix, the embedding is that."""
+    all; the others have the model's dtype. Without an output matrix, the embedding is that. `looks_up`:
+    whether the device can look rows up in these kinds, so that the embedding keeps its own, too."""
     found: dict[str, tuple[str | None, str | None]] = {}
 
     def kinds_of(module: str) -> tuple[str | None, str | None]:
@@ -134,7 +137,8 @@ def kept_as_stored(stored: Mapping[str, StoredTensor], kinds: Collection[str]) -
     def scheme(names: Sequence[str]) -> type[LinearMethod]:
         for name in names:
             if name not in found:
-                found[name] = kinds_of(name)
+                plain = f"{name}.weight" == EMBEDDING and not looks_up
+                found[name] = (None, None) if plain else kinds_of(name)
         for of_all in zip(*(found[name] for name in names), strict=True):
             kind = of_all[0]
             if kind is not None and kind in kinds and len({*of_all}) == 1:

@@ -15,14 +15,15 @@ guessed token that of e.
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from personae.engine.heads.eagle3_config import Eagle3Config
 from personae.engine.heads.head import Head
 from personae.engine.kv import KVCache
+from personae.engine.layers.embedding import Embedding
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.norm import Norm
+from personae.engine.quantization import scheme_of
 from personae.engine.quantization.base import OUTPUT, Scheme
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.decoder import Weight
@@ -40,7 +41,7 @@ class Eagle3Head(Head):
     def __init__(
         self,
         config: Eagle3Config,
-        embedding: Tensor,
+        embedding: Embedding,
         layers: int,
         *,
         dtype: torch.dtype,
@@ -62,9 +63,10 @@ class Eagle3Head(Head):
         )
         context = self._context
         self.own_embedding = own_embedding
-        self.embedding = (
-            torch.empty(config.vocab_size, hidden, dtype=dtype, device=device) if own_embedding else embedding
-        )
+        if own_embedding:
+            size = config.vocab_size, hidden
+            embedding = Embedding((), *size, scheme=scheme_of(None), dtype=dtype, device=device)
+        self.embedding = embedding
         self.norm_before_residual = config.norm_before_residual
         self.fc = context.linear(
             ("fc",), len(self.layers) * config.target_hidden_size, (hidden,), bias=config.fc_bias
@@ -84,7 +86,7 @@ class Eagle3Head(Head):
         """See Head: the result is r."""
         step = self._step(positions, kv, batch)
         normed = self.hidden_norm(hidden)
-        pairs = torch.cat((self.input_norm(F.embedding(tokens, self.embedding)), normed), -1)
+        pairs = torch.cat((self.input_norm(self.embedding(tokens)), normed), -1)
         residual = normed if self.norm_before_residual else hidden
         normed, residual = self.mlp_norm.add(self.attention(pairs, step), residual)
         return residual + self.mlp(normed, step)
@@ -100,7 +102,7 @@ class Eagle3Head(Head):
     def tensors(self) -> Iterator[tuple[str, Weight]]:
         """See Head: with the names of the flat format."""
         if self.own_embedding:
-            yield EMBEDDING, self.embedding
+            yield EMBEDDING, self.embedding.weight
         yield from self.fc.tensors()
         yield f"{LAYER}.input_layernorm.weight", self.input_norm.weight
         yield f"{LAYER}.hidden_norm.weight", self.hidden_norm.weight

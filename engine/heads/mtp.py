@@ -17,7 +17,6 @@ position. The makers' own code does not.
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from personae.engine.checkpoints.huggingface import MTP
@@ -65,7 +64,7 @@ class MtpHead(Head):
     ) -> Tensor:
         """See Head: the result is r."""
         step = self._step(positions, kv, batch)
-        embedded = F.embedding(tokens, self._model.embedding)
+        embedded = self._model.embedding(tokens)
         pairs = torch.cat((self.hidden_norm(hidden), self.token_norm(embedded)), -1)
         x, residual = self.layer(self.input(pairs), None, step)
         return self.norm(x) if residual is None else self.norm.add(x, residual)[0]

@@ -69,6 +69,11 @@ class Linear:
         """Packs the weight for this machine. Call it once, after loading."""
         self._use(self.method.finish(self.bias))
 
+    @property
+    def packed(self) -> PackedLinear | None:
+        """What a backend has made of it; None if no backend has packed it."""
+        return self._product.packed if isinstance(self._product, Backend) else None
+
     def hand_over(self, packed: Iterator[PackedLinear]) -> None:
         """From now on the next of `packed`, made from these tensors, does the work. The plain weight is
         freed."""

@@ -11,7 +11,6 @@ from functools import cache
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from personae.engine.config import ModelConfig
@@ -20,6 +19,7 @@ from personae.engine.layers.altup import AltUp, AltUpSpec, AltUpStreams
 from personae.engine.layers.attention import Attention
 from personae.engine.layers.block import Block, BlockContext, KVSpec, LayerSpec, NoBlock
 from personae.engine.layers.dense_and_experts import DenseAndExperts
+from personae.engine.layers.embedding import Embedding
 from personae.engine.layers.latent_attention import LatentAttention
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import MLP
@@ -32,7 +32,7 @@ from personae.engine.model_files import ModelFiles
 from personae.engine.parallel.comm import ONE_RANK, Comm, OwnRows
 from personae.engine.parallel.pipeline import Pipeline
 from personae.engine.quantization import scheme_of
-from personae.engine.quantization.base import OUTPUT, Scheme
+from personae.engine.quantization.base import EMBEDDING, OUTPUT, Scheme
 from personae.engine.quantization.unquantized import batch_invariant
 from personae.kernels.attention import AttentionBatch, AttentionShape
 from personae.kernels.attention_backend import AttentionPlan, ReferenceAttention, attention_backend
@@ -311,7 +311,9 @@ class Decoder:
         self.vocabulary_widths = [stop - start for start, stop in pairwise(bounds)]
         tokens = 0 if comm.stage else self.vocabulary_widths[comm.rank]
         rows = [Shard(OUTPUTS, (self._vocabulary,))] if comm.size > 1 else []
-        self.embedding = torch.empty(tokens, config.hidden_size, dtype=dtype, device=device)
+        self.embedding = Embedding(
+            (EMBEDDING,), tokens, config.hidden_size, scheme=kept, dtype=dtype, device=device
+        )
         contexts = [
             BlockContext(
                 index,
@@ -367,9 +369,7 @@ class Decoder:
             device=device,
             shards=rows,
         )
-        if config.tie:
-            self.output.method.tie(self.embedding)
-        self._own_output = not config.tie or self.output.method.own_copy
+        self._own_output = not (config.tie and self.output.method.tie(self.embedding.weight))
         self.fingerprints: dict[str, Fingerprint] = {}  # of the stored embedding and output matrix, by name
         self.quantization: str | None = None  # the name of the format of most weights
         self.weight_bytes = 0  # of its parameters, as they were loaded
@@ -525,10 +525,10 @@ class Decoder:
         """[T] -> [T, hidden_size], or this rank's rows of it, see `forward_share`. Each token's row comes
         from the rank that has it."""
         if self.comm.size == 1:
-            return F.embedding(tokens, self.embedding)
+            return self.embedding(tokens)
         start, stop = self._vocabulary
         elsewhere = (tokens < start) | (tokens >= stop)
-        x = F.embedding((tokens - start).masked_fill_(elsewhere, 0), self.embedding)
+        x = self.embedding((tokens - start).masked_fill_(elsewhere, 0))
         return (self._own_rows or self.comm).all_reduce(x.masked_fill_(elsewhere[:, None], 0))
 
     def _forward_fused(
@@ -612,7 +612,7 @@ class Decoder:
         """(checkpoint name, the parameter or the part of a merged one to fill), with Hugging Face names."""
         first = not self.comm.stage
         if first:
-            yield "model.embed_tokens.weight", self.embedding
+            yield f"{EMBEDDING}.weight", self.embedding.weight
         for layer in self.layers:
             yield from layer.tensors()
         if first:
@@ -628,7 +628,7 @@ class Decoder:
         """This rank's part of each tensor of which it has only a part, by checkpoint name."""
         found = dict(self.output.shards())
         if found:
-            found["model.embed_tokens.weight"] = Shard(OUTPUTS, (self._vocabulary,))
+            found[f"{EMBEDDING}.weight"] = Shard(OUTPUTS, (self._vocabulary,))
         for layer in self.layers:
             found.update(layer.shards())
         if self.per_layer is not None:
@@ -639,7 +639,8 @@ class Decoder:
     def nbytes(self) -> int:
         """The bytes of its parameters, and of the slots for experts that may come."""
         weight = self.output.method.weight
-        copied = weight.nbytes if isinstance(weight, QuantizedWeight) and not self._own_output else 0
+        own = isinstance(weight, QuantizedWeight) and weight is not self.embedding.weight
+        copied = weight.nbytes if own and not self._own_output else 0
         spare = sum(layer.experts.spare_bytes for layer in self.layers if layer.experts is not None)
         return copied + spare + sum(tensor.nbytes for _, tensor in self.tensors())
 
@@ -657,6 +658,7 @@ class Decoder:
     def unpacked(self) -> Iterator[tuple[str, Tensor]]:
         """(checkpoint name, the parameter) of those that `pack` leaves as they are."""
         packed = {f"{name}.weight" for linear in self._linears() for name in linear.names}
+        packed |= {f"{EMBEDDING}.weight"} if self.embedding.in_bits else set()
         for name, tensor in self.tensors():
             if name not in packed:
                 assert isinstance(tensor, Tensor)
@@ -685,10 +687,17 @@ class Decoder:
 
         self._fused = None if weights is None else fuse(weights, place, hand_over)
         if self._fused is None:
+            shared = self.output.method.weight is self.embedding.weight
             for linear in self._linears():
                 linear.pack()
+            if shared and self.embedding.in_bits and self.output.packed is not None:
+                self.embedding.hand_over(self.output.packed)
+            elif not self.comm.stage:
+                self.embedding.pack()
             return
         self.output.hand_over(iter((self._fused.output,)))
+        if self._fused.embedding is not None:
+            self.embedding.hand_over(self._fused.embedding)
 
     def _linears(self) -> Iterator[Linear]:
         for layer in self.layers:
@@ -716,7 +725,8 @@ class Decoder:
         assert isinstance(self.norm, RMSNorm)
         heads, spec = shapes.pop()
         return DecoderWeights(
-            self.embedding,
+            self.dtype,
+            self.embedding.weight,
             _EachLayer(self.layers),
             self.norm.weight,
             self.output.weights.weight,

@@ -15,8 +15,8 @@ from personae.kernels.decoder import LinearWeights, PackedLinear, Weight, pack_l
 from personae.kernels.quantized import QuantizedWeight, Stored
 from personae.lora.shards import OUTPUTS, Shard
 
-OUTPUT = "lm_head"
-"""The output matrix's name in a checkpoint. Schemes recognise it by this name."""
+EMBEDDING, OUTPUT = "model.embed_tokens", "lm_head"
+"""The names in a checkpoint of the embedding and of the output matrix. Schemes recognise them by these."""
 
 
 class Product(Protocol):
@@ -33,12 +33,12 @@ class LinearMethod(ABC):
     """The weight of one linear module: allocated, then filled through `params`, then `loaded`.
 
     After that, either `finish` returns what multiplies from now on, or a backend takes `weight` over. It can
-    also multiply without either. `own_copy`: an output matrix that is tied to the embedding is read from the
-    file again. `rounds_inputs`: the product rounds x as well. `ranks`: if this rank has only a part
-    of each row of x, the ranks that have the other parts.
+    also multiply without either. `as_stored`: the weight has the file's bits. `rounds_inputs`: the product
+    rounds x as well. `ranks`: if this rank has only a part of each row of x, the ranks that have the other
+    parts.
     """
 
-    own_copy: ClassVar[bool] = False
+    as_stored: ClassVar[bool] = False
     rounds_inputs: ClassVar[bool] = False
 
     weight: Weight
@@ -60,8 +60,9 @@ class LinearMethod(ABC):
         return found
 
     @abstractmethod
-    def tie(self, embedding: Tensor) -> None:
-        """Use the embedding's weight, which is not filled yet."""
+    def tie(self, embedding: Weight) -> bool:
+        """Use the embedding's weight, which is not filled yet. Returns False, with nothing changed, if the
+        weight is filled like any other: from the file."""
 
     def loaded(self) -> None:  # noqa: B027  # most formats have nothing to do
         """Everything is filled, including the embedding."""
@@ -96,9 +97,11 @@ class QuantizedMethod(LinearMethod):
         self.weight = self.kept.empty(outputs, inputs, device)
         self._tied: Tensor | None = None
 
-    def tie(self, embedding: Tensor) -> None:
+    def tie(self, embedding: Weight) -> bool:
         """See `LinearMethod`: a copy, quantized once the embedding is filled."""
-        self._tied = None if self.own_copy else embedding
+        assert isinstance(embedding, Tensor)
+        self._tied = embedding
+        return True
 
     def loaded(self) -> None:
         """See `LinearMethod`."""

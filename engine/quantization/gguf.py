@@ -15,6 +15,7 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from personae.engine.quantization.base import QuantizedMethod
+from personae.kernels.decoder import Weight
 from personae.kernels.quantized import QuantizedWeight, Stored
 
 MOST_POWER = 252  # E8M0: 12 halves of more than 2^(252 - 127) are no float32
@@ -169,7 +170,14 @@ class MXFP4Weight(BlockWeight):
 class BlockMethod(QuantizedMethod):
     """A weight that keeps the file's bits."""
 
-    own_copy = True
+    as_stored = True
+
+    def tie(self, embedding: Weight) -> bool:
+        """See `LinearMethod`: the embedding's own bits, if it keeps them."""
+        if isinstance(embedding, Tensor):
+            return False
+        self.weight = embedding
+        return True
 
 
 def _method(weight: type[BlockWeight]) -> type[BlockMethod]:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from personae.engine.quantization.base import Backend, LinearMethod, Product, Scheme
-from personae.kernels.decoder import LinearWeights, pack_linear
+from personae.kernels.decoder import LinearWeights, Weight, pack_linear
 from personae.kernels.registry import optional
 
 
@@ -19,9 +19,11 @@ class Unquantized(LinearMethod):
     def __init__(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> None:
         self.weight = torch.empty(outputs, inputs, dtype=dtype, device=device)
 
-    def tie(self, embedding: Tensor) -> None:
+    def tie(self, embedding: Weight) -> bool:
         """See `LinearMethod`: shares the embedding's memory."""
+        assert isinstance(embedding, Tensor)
         self.weight = embedding
+        return True
 
     def finish(self, bias: Tensor | None) -> Product:
         """See `LinearMethod`. The plain weight is freed, unless a tied embedding uses it."""

@@ -28,4 +28,5 @@ def operators() -> dict[str, Implementation]:
         found["packed_layout"] = Implementation(fused.layout, BFLOAT16)
         found["pack_linear"] = Implementation(fused.pack_linear, BFLOAT16)
         found["grouped_linear"] = Implementation(fused.grouped_linear, BFLOAT16)
+        found["lookup"] = Implementation(fused.lookup, BFLOAT16)
     return found

@@ -75,6 +75,12 @@ int64_t personae_packed_bytes(int kept, int64_t n, int64_t k, int paired) {
     return unplaced(Kept(kept), n, k, paired).bytes();
 }
 void personae_plain(const void* packed, void* weight) { plain(*(const Packed*)packed, (bf16*)weight); }
+// Rows of a weight in few bits, [count, k] bfloat16: those of `outputs`.
+void personae_rows(const void* packed, const int64_t* outputs, int64_t count, void* rows) {
+    const Packed& p = *(const Packed*)packed;
+#pragma omp parallel for
+    for (int64_t i = 0; i < count; i++) plain_row(p, outputs[i], (bf16*)rows + i * p.k);
+}
 void personae_unpack(void* packed) { delete (Packed*)packed; }
 
 // y [rows, n] = x [rows, k] W^T + bias, all bfloat16 but the bias, which is readable for 32 floats past its end.

@@ -250,7 +250,9 @@ class Decoder {
         const int64_t end = std::min(b_->count, (item + 1) * BLOCK_ROWS), n = m_.hidden;
         for (int64_t row = item * BLOCK_ROWS; row < end; row++) {
             float* x = residual_.data() + row * n;
-            if (after == INPUTS) {
+            if (after == INPUTS && m_.embedded && !b_->inputs) {
+                plain_row(*m_.embedded, b_->tokens[row], x);
+            } else if (after == INPUTS) {
                 const bf16* from = b_->inputs ? b_->inputs + row * n : m_.embedding + b_->tokens[row] * n;
                 for (int64_t d = 0; d < n; d += LANES) store(x + d, load(from + d));
             } else if (ranks_) {

@@ -25,13 +25,14 @@ struct DecoderLayer {
 struct DecoderShape {
     int64_t layers, hidden, heads, kv_heads, dim, turned, inner, vocab;  // turned: dimensions that are rotated; inner: at most
     float eps, scale;
-    const bf16* embedding;
+    const bf16* embedding;  // null: `embedded` has it
     const float* norm;
     const Packed* output;
     int64_t rank;  // among those that share its layers: each has a team of its own
     Routing routing;         // experts: 0 if no layer has any
     int64_t experts_inner;
     int64_t clamped;  // the activation is that of gpt-oss, else SiLU
+    const Packed* embedded;
 };
 
 struct DecoderBatch {

@@ -28,6 +28,7 @@ from personae.kernels.decoder import (
     Weight,
 )
 from personae.kernels.moe import Routing
+from personae.kernels.quantized import QuantizedWeight
 
 # Formats of GGUF, in the order of formats.h.
 BLOCKS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q5_0", "Q5_1", "Q5_K", "IQ4_NL", "IQ4_XS", "MXFP4")
@@ -78,6 +79,7 @@ class _Shape(ctypes.Structure):
         *_sizes("rank"),
         ("routing", _Routing),
         *_sizes("experts_inner", "clamped"),
+        *_pointers("embedded"),
     )
 
 
@@ -130,6 +132,8 @@ class Fused:
         self.unpack.argtypes = [c_void_p]
         self.plain = library.personae_plain
         self.plain.argtypes = [c_void_p, c_void_p]
+        self._rows = library.personae_rows
+        self._rows.argtypes = [c_void_p, c_void_p, c_int64, c_void_p]
         self.linear = library.personae_linear
         self.linear.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int]
         self._grouped = library.personae_grouped
@@ -168,7 +172,7 @@ class Fused:
         hidden, experts = weights.embedding.shape[1], _experts_shapes(weights)
         inner = (_inner(weights), *(shape[-1] for shape in experts))
         return (
-            weights.embedding.dtype is torch.bfloat16
+            weights.dtype is torch.bfloat16
             and not any(size % 32 for size in (hidden, *inner, weights.head_dim, *_rotated(weights)))
             and len(experts) <= 1
             and len(_activations(weights)) == 1
@@ -182,6 +186,13 @@ class Fused:
         weight = linear.weight
         known = weight.dtype is dtype if isinstance(weight, Tensor) else weight.kind in KINDS
         return CpuLinear(self, linear) if known and dtype is torch.bfloat16 else None
+
+    def lookup(self, packed: PackedLinear, outputs: Tensor) -> Tensor:
+        """See `kernels.decoder.Lookup`."""
+        linear = cast(CpuLinear, packed)
+        rows = torch.empty(len(outputs), linear.inputs, dtype=torch.bfloat16)
+        self._rows(linear.handle, outputs.contiguous().data_ptr(), len(outputs), rows.data_ptr())
+        return rows
 
     def grouped_linear(self, x: Tensor, weights: Sequence[PackedLinear], counts: Sequence[int]) -> Tensor:
         """See `kernels.moe.GroupedLinear`."""
@@ -220,9 +231,16 @@ def _experts_shapes(weights: DecoderWeights) -> set[tuple[Routing, int, int]]:
 def _weights(decoder: DecoderWeights) -> Iterator[tuple[Weight, bool]]:
     """Of all linear modules, in the order in which they are packed, and whether they are two halves."""
     yield decoder.output, False
+    if _own_bits(decoder):
+        yield decoder.embedding, False
     for layer in decoder.layers:
         for linear, paired in _modules(layer):
             yield linear.weight, paired
+
+
+def _own_bits(decoder: DecoderWeights) -> bool:
+    """Whether the embedding is quantized and is not the output matrix."""
+    return isinstance(decoder.embedding, QuantizedWeight) and decoder.embedding is not decoder.output
 
 
 def _modules(layer: LayerWeights) -> Iterator[tuple[LinearWeights, bool]]:
@@ -275,14 +293,14 @@ class CpuLinear:
         filled = place is not None and place.filled
         tensors = (None, None, None) if filled else _tensors(weight)
         self._calls, self._place = calls, place
-        self.outputs, self._inputs = weight.shape
+        self.outputs, self.inputs = weight.shape
         # Padded as `multiply` (product.h) expects.
         self.bias = None if linear.bias is None else functional.pad(linear.bias.float(), (0, 32))
         addresses = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
         memory = None if place is None else place.memory.data_ptr()
-        handle = calls.pack(_kind(weight), *addresses, self.outputs, self._inputs, paired, memory)
+        handle = calls.pack(_kind(weight), *addresses, self.outputs, self.inputs, paired, memory)
         if handle is None:
-            raise MemoryError(f"not enough memory for a packed weight of {self.outputs} x {self._inputs}")
+            raise MemoryError(f"not enough memory for a packed weight of {self.outputs} x {self.inputs}")
         self.handle: int = handle
         weakref.finalize(self, calls.unpack, handle)
 
@@ -304,7 +322,7 @@ class CpuLinear:
 
     def plain(self) -> Tensor:
         """See `PackedLinear`."""
-        weight = torch.empty(self.outputs, self._inputs, dtype=torch.bfloat16)
+        weight = torch.empty(self.outputs, self.inputs, dtype=torch.bfloat16)
         self._calls.plain(self.handle, weight.data_ptr())
         return weight
 
@@ -323,6 +341,10 @@ class CpuDecoder:
             return CpuLinear(calls, linear, None if parts is None else next(parts), paired=paired)
 
         self.output = packed(LinearWeights(weights.output, None))
+        self.embedding: CpuLinear | None = None
+        if isinstance(weights.embedding, QuantizedWeight):
+            own = _own_bits(weights)
+            self.embedding = packed(LinearWeights(weights.embedding, None)) if own else self.output
         self._hidden = weights.embedding.shape[1]
         self._vocab = weights.output.shape[0]
         self._logits = torch.empty(0, self._vocab)
@@ -345,12 +367,13 @@ class CpuDecoder:
             self._vocab,
             weights.eps,
             weights.head_dim**-0.5,
-            self._keep(weights.embedding),
+            self._keep(weights.embedding) if isinstance(weights.embedding, Tensor) else None,
             self._keep(weights.norm.float()),
             self.output.handle,
             weights.rank,
             *next(((_routing(*shape[:2]), shape[2]) for shape in experts), (_Routing(), 0)),
             clamped,
+            None if self.embedding is None else self.embedding.handle,
         )
         array = (_Layer * len(layers))(*layers)
         self._handle = calls.make(byref(shape), array, torch.get_num_threads())

@@ -182,6 +182,20 @@ inline Packed* pack(const Weight& w, bool paired, char* memory) {
     return p;
 }
 
+// One output's inputs [k], as `plain` has them; for weights in few bits whose outputs are not in two halves.
+template <typename To>
+void plain_row(const Packed& p, int64_t output, To* row) {
+    const int64_t g = output / GROUP, place = output % GROUP;
+    const float scale = p.scaled() ? p.scales(g)[place] : 1.0f;
+    for (int64_t input = 0; input < p.k; input++) {
+        const bf16 x = narrow<bf16>(p.element(g, input / 32, place, input % 32).value() * scale);
+        if constexpr (std::is_same_v<To, bf16>)
+            row[input] = x;
+        else
+            row[input] = widen(x);
+    }
+}
+
 // The weight [n, k] again, rounded to bfloat16 where it was quantized.
 inline void plain(const Packed& p, bf16* weight) {
     for (int64_t g = 0; g < p.groups; g++)

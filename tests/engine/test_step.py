@@ -178,7 +178,7 @@ def test_siblings_share_the_prompt_and_differ_by_seed(base) -> None:
 
 def test_a_row_whose_logits_are_not_finite_fails_alone(base) -> None:
     harness = EngineHarness(base)
-    embedding = harness.engine.worker.model.embedding
+    embedding = harness.engine.worker.model.embedding.plain()
     poisoned = 499
     embedding[poisoned] = torch.nan
     played = harness.play(

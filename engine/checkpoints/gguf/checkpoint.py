@@ -22,6 +22,7 @@ from personae.engine.quantization import scheme_of
 from personae.engine.quantization.gguf import METHODS
 from personae.engine.tokenizer_files import TokenizerFiles
 from personae.errors import ModelLoadError
+from personae.kernels.decoder import lookup
 from personae.kernels.registry import optional
 
 MEANINGLESS_SAMPLING = frozenset(  # without XTC and Mirostat, and with one order of samplers
@@ -121,4 +122,6 @@ class GgufFile:
             return Numerics(dtype_of("dtype", plain or "bfloat16"), scheme_of(None))
         kinds = Counter(tensor.dtype for tensor in stored.values() if tensor.kept is not None)
         name = kinds.most_common(1)[0][0] if kinds else None
-        return Numerics(torch.bfloat16, kept_as_stored(stored, frozenset(METHODS)), name)
+        looks_up = lookup(device, torch.bfloat16) is not None
+        scheme = kept_as_stored(stored, frozenset(METHODS), looks_up=looks_up)
+        return Numerics(torch.bfloat16, scheme, name)

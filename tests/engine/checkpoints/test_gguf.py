@@ -139,7 +139,7 @@ def test_bfloat16_is_the_exact_weight_rounded_once(type: Type, tmp_path: Path) -
     decoder = load_model(file, device=CPU, dtype="bfloat16")
     gate, up = (meant[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up"))
     assert torch.equal(decoder.layers[1].mlp.gate_up.plain(), torch.cat([gate, up]).bfloat16())
-    assert torch.equal(decoder.embedding, meant["model.embed_tokens.weight"].bfloat16())
+    assert torch.equal(decoder.embedding.plain(), meant["model.embed_tokens.weight"].bfloat16())
 
 
 @pytest.mark.parametrize("family", ["llama", "granite"])  # in one call, and layer by layer
@@ -155,6 +155,11 @@ def test_what_stays_in_its_bits_has_the_files_values_and_answers_as_in_bfloat16(
     kept, plain = load_model(file, device=CPU), load_model(file, device=CPU, dtype="bfloat16")
     assert (kept.quantization, plain.quantization) == (type.name, None)
     assert kept.dtype is torch.bfloat16
+    tokens = torch.arange(VOCAB).flip(0)
+    assert kept.embedding.in_bits == (optional("lookup", CPU, torch.bfloat16) is not None)
+    assert torch.equal(kept.embedding(tokens), plain.embedding(tokens))
+    assert torch.equal(kept.embedding.plain(), plain.embedding.plain())
+    assert (kept.output.packed is kept.embedding.packed) == (tied and kept.embedding.in_bits)
     for one, other in zip(kept.layers, plain.layers, strict=True):
         for linear, same in zip(one.linears(), other.linears(), strict=True):
             assert torch.equal(linear.plain(), same.plain())
