@@ -21,6 +21,7 @@ from personae.actors.adapter_folders import adapter_folders
 from personae.actors.client import ModelCard
 from personae.actors.draft_model import chosen_speculation, load_draft_model
 from personae.actors.expert_groups import expert_groups
+from personae.actors.kit.gc_tuning import spare_what_is_here
 from personae.actors.options import EngineOptions
 from personae.actors.rank_cores import shared_cores
 from personae.actors.sizing import Sizes, choose_sizes
@@ -127,11 +128,14 @@ def assemble(
     *,
     warm: bool = False,
     fetcher: AdapterFetcher | None = None,
+    wait: Callable[[], None] | None = None,
 ) -> Assembly:
     """Load everything that lives as long as the process. Blocks until the weights are loaded.
 
     `warm`: each engine also starts what only some requests need (the process that compiles grammars), so that
-    the first of them need not wait. `fetcher` fetches adapters that are not on this machine.
+    the first of them need not wait. `fetcher` fetches adapters that are not on this machine. `wait` is called
+    when everything is loaded that two engines may have at the same time, and returns when the other engine
+    has ended.
 
     Raises ModelLoadError, AdapterError or LoadError with the problem and where it is.
     """
@@ -150,7 +154,7 @@ def assemble(
     ranks = _other_ranks(options, checkpoint, device)
     with ThreadPoolExecutor(1, "texts") as meanwhile:  # reading weights leaves the interpreter's lock free
         texts = meanwhile.submit(_texts, checkpoint, vocab_size)
-        packed = _packed_weights(options, device)
+        packed = _packed_weights(options, device, waits=wait is not None)
         comm = ONE_RANK if ranks is None else ranks.comm
         model = _loaded(options, device, partial(phase, "weights"), comm, packed, checkpoint)
         if ranks is not None:
@@ -164,8 +168,6 @@ def assemble(
     folders = adapter_folders(options.adapters, options.named_adapters)
     adapters = read_start_adapters(folders, shapes)
     cards = _cards(options, checkpoint, adapters, model.quantization)
-    sizes = choose_sizes(options, model, shared_shapes(model), adapters.values(), draft, device=device)
-    layout = sizes.layout
     stored = KINDS[model.dtype] if device.type == "cpu" and ranks is None else None
     known = {adapter.digest: folders[name] for name, adapter in adapters.items()}
     prepare = _preparation(model)
@@ -175,9 +177,20 @@ def assemble(
     for adapter in adapters.values():
         library.put(prepare(adapter, rest=no_rest))
     retokenizer = Retokenizer(tokenizer, vocabulary.tokens)
+    compilers = CompilerBuilder(vocabulary, warm)
+    digest = weights_digest(options.model)
+    defaults = checkpoint.generation_defaults(vocab_size)
+    if wait is not None:
+        compilers.build_ahead()
+        spare_what_is_here()
+        wait()
+        if packed is not None:
+            packed.settle()
+    sizes = choose_sizes(options, model, shared_shapes(model), adapters.values(), draft, device=device)
+    layout = sizes.layout
     phase("warm-up", 0, 0)
     numerics = NumericsClass(
-        weights_digest(options.model),
+        digest,
         str(model.dtype).removeprefix("torch."),
         model.quantization,
         str(sizes.kv_dtype).removeprefix("torch."),
@@ -234,7 +247,7 @@ def assemble(
             source,
         ).build,
         build_scheduler=build_scheduler,
-        build_compiler=CompilerBuilder(vocabulary, warm).build,
+        build_compiler=compilers.build,
         layout=layout,
         vocab_size=vocab_size,
         tokenizer=tokenizer,
@@ -249,7 +262,7 @@ def assemble(
     )
     return Assembly(
         engine_spec,
-        checkpoint.generation_defaults(vocab_size),
+        defaults,
         sizes.max_adapters,
         bounds_of_pool(shapes, sizes.ranks, model.dtype, stored, sizes.max_adapters),
         f"{device}{'' if ranks is None else f', {ranks.count} ranks'}, "
@@ -260,6 +273,13 @@ def assemble(
         f"{layout.max_seqs} sequences and {layout.max_batch_tokens} tokens a step",
         numerics,
     )
+
+
+def loads_ahead(options: EngineOptions) -> bool:
+    """Whether two engine cores of a machine may have the model loaded: on a CPU, by one rank. A GPU has no
+    memory for that. Raises LoadError."""
+    ranks = options.tensor_parallel_size * options.pipeline_parallel_size
+    return ranks == 1 and chosen_device(options.device).type == "cpu"
 
 
 def _page_identity(
@@ -468,22 +488,27 @@ def _texts(checkpoint: Checkpoint, vocab_size: int) -> tuple[Tokenizer, Vocabula
     return tokenizer, Vocabulary.from_tokenizer_json(tokenizer.json(), vocab_size, tokenizer.eos_ids)
 
 
-@dataclass(frozen=True, slots=True)
 class CompilerBuilder:
     """Builds the compiler of grammars for each epoch of the engine core. `warm`: see `assemble`."""
 
-    vocabulary: Vocabulary
-    warm: bool
+    def __init__(self, vocabulary: Vocabulary, warm: bool) -> None:
+        self._vocabulary, self._warm = vocabulary, warm
+        self._ahead: GrammarService | None = None
+
+    def build_ahead(self) -> None:
+        """Begin to build the compiler that the next call of `build` returns."""
+        self._ahead = self.build()
 
     def build(self) -> GrammarService:
         """Begin to build a compiler. Other requests need not wait until it is there."""
-        return BegunCompiler(self._built)
+        ahead, self._ahead = self._ahead, None
+        return BegunCompiler(self._built) if ahead is None else ahead
 
     def _built(self) -> "GrammarCompiler":
         from personae.grammar.compiler import GrammarCompiler  # 0.2 s, which a start need not wait for
 
-        compiler = GrammarCompiler(self.vocabulary)
-        if self.warm:
+        compiler = GrammarCompiler(self._vocabulary)
+        if self._warm:
             compiler.warm_up()
         return compiler
 
@@ -598,12 +623,12 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
     )
 
 
-def _packed_weights(options: EngineOptions, device: torch.device) -> PackedWeights | None:
-    """Where packed weights are kept; None if they are not."""
+def _packed_weights(options: EngineOptions, device: torch.device, *, waits: bool) -> PackedWeights | None:
+    """Where packed weights are kept; None if they are not. `waits`: see PackedWeights."""
     bound = PACKED_BYTES if options.packed_weights_size is None else options.packed_weights_size
     if device.type != "cpu" or sys.platform != "linux" or not bound:
         return None
-    return PackedWeights(cache_folder() / "weights", bound, shared=options.share > 1)
+    return PackedWeights(cache_folder() / "weights", bound, shared=options.share > 1, waits=waits)
 
 
 def _loaded(

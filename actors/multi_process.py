@@ -11,12 +11,13 @@ lock with HTTP.
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from anyio import create_task_group, sleep, to_thread
 
+from personae.actors.framing import frame
 from personae.actors.frontend.engine_process import Progress
 from personae.actors.frontend.frontend import Frontend, LocalClient, ModelInfo, Serving
 from personae.actors.frontend.supervised_engine import MAX_RESTARTS, SupervisedEngine, start_error
@@ -26,7 +27,7 @@ from personae.actors.kit.supervisor import Supervisor
 from personae.actors.options import EngineOptions
 from personae.actors.process import Launch
 from personae.actors.spawn import COMMAND, end_ahead, have_spare
-from personae.actors.wire import Facts
+from personae.actors.wire import Facts, StandBy
 from personae.engine.generation_config import GenerationDefaults
 from personae.engine.tokens import Tokenizer
 from personae.errors import StartFailed
@@ -68,7 +69,7 @@ async def open_multi_process(
 ) -> AsyncIterator[MultiProcessEngine]:
     """Start the engine core, wait until it has loaded, and yield the engine. On exit, end the engine core.
     With a `keeper` it outlives this process if that is killed, or is one that outlived another process. With
-    `spare`, another process imports its libraries ahead and takes over when the engine core dies.
+    `spare`, another process loads the same ahead and takes over when the engine core dies.
 
     Raises the LoadError with which the engine core refuses its options, or EngineLost if its process ends or
     hangs while it loads. If the engine core dies or hangs more than `max_restarts` times within a minute, it
@@ -89,20 +90,23 @@ async def open_multi_process(
             window,
             on_kv_events,
         ) as engine_processes,
-        _spare_process(command, engine_processes.client) if spare else nullcontext(),
+        _spare_process(command, options, engine_processes.client) if spare else nullcontext(),
     ):
         yield engine_processes
 
 
 @asynccontextmanager
-async def _spare_process(command: Sequence[str], client: LocalClient) -> AsyncIterator[None]:
-    """While the engine serves, have a process that replaces it sooner. It begins only then: importing takes
-    a processor's time, which a start needs more."""
+async def _spare_process(
+    command: Sequence[str], options: EngineOptions, client: LocalClient
+) -> AsyncIterator[None]:
+    """While the engine serves, have a process that replaces it sooner. It begins only then: loading takes a
+    processor's time, which a start needs more."""
+    stand_by = frame(StandBy(replace(options, secret=None)))
 
     async def keep() -> None:
         while True:
             if client.stats().ready:
-                have_spare(command)
+                have_spare(stand_by, command)
             await sleep(SPARE_SECONDS)
 
     async with create_task_group() as tasks:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from personae.actors.enginecore.step_recorder import StepRecorder
@@ -72,9 +72,15 @@ def ahead(command: Sequence[str] = COMMAND) -> Iterator[Spawned]:
         end_ahead()
 
 
-def have_spare(command: Sequence[str] = COMMAND) -> None:
-    """Start `command` for the next `spawn` of it, unless one that was started ahead runs."""
-    _ahead[tuple(command)] = spawn(command)
+def have_spare(first: bytes, command: Sequence[str] = COMMAND) -> None:
+    """Start `command` for the next `spawn` of it, and send it `first`, unless one that was started ahead
+    runs."""
+    there = _ahead.get(tuple(command))
+    if there is None or there.process.poll() is not None:
+        spawned = spawn(command)
+        with suppress(OSError):  # it has ended; the next call starts another
+            spawned.line.sendall(first)
+        _ahead[tuple(command)] = spawned
 
 
 def end_ahead() -> None:

@@ -54,9 +54,17 @@ class Keep(msgspec.Struct, frozen=True):
     fingerprint: bytes
 
 
+class StandBy(Message, frozen=True):
+    """From the frontend to a spare process, before `Start`: what that will name. The process loads what two
+    engine cores may have at the same time, and waits."""
+
+    options: EngineOptions
+
+
 class Start(Message, frozen=True):
-    """From the frontend, before anything else: what to load, the epoch's number, and the file descriptor by
-    which the engine core attaches to its step recorder. Without `keep` it ends with its frontend."""
+    """From the frontend, before anything but `StandBy`: what to load, the epoch's number, and the file
+    descriptor by which the engine core attaches to its step recorder. Without `keep` it ends with its
+    frontend."""
 
     options: EngineOptions
     epoch: int

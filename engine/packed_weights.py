@@ -68,11 +68,14 @@ class KeptWeights:
 
 class PackedWeights:
     """Keeps packed weights in `folder`, at most `bound` bytes of them: the least recently used go first.
-    `shared`: other engines of this machine use the same weights."""
+    `shared`: other engines of this machine use the same weights. `waits`: this process does not compute yet.
+    Until `settle` it has no copy of its own, and does not read what is not in memory."""
 
-    def __init__(self, folder: Path, bound: int, *, shared: bool = False) -> None:
-        self._folder, self._bound, self._shared = folder, bound, shared
+    def __init__(self, folder: Path, bound: int, *, shared: bool = False, waits: bool = False) -> None:
+        self._folder, self._bound, self._shared, self._waits = folder, bound, shared, waits
         self._writing: list[threading.Thread] = []
+        self._mapped: list[MappableMemory] = []  # while it waits
+        self._lock = threading.Lock()  # guards both
 
     def keeps(self, size: int) -> bool:
         """Whether weights of `size` bytes are worth a file, and may have one."""
@@ -109,7 +112,7 @@ class PackedWeights:
             os.close(file)
         with suppress(OSError):  # a folder that can only be read; then nothing is deleted there, either
             os.utime(path)
-        threading.Thread(target=self._settle, args=(memory,), name="packed-weights", daemon=True).start()
+        self._settle_on_a_thread(memory)
         _log.info("packed weights: %s from %s", size_text(size, needed=True), path)
         return KeptWeights(memory, header.fingerprints)
 
@@ -122,6 +125,14 @@ class PackedWeights:
         )
         self._writing.append(writing)
         writing.start()
+
+    def settle(self) -> None:
+        """This process computes from now on."""
+        with self._lock:
+            self._waits = False
+            mapped, self._mapped = self._mapped, []
+        for memory in mapped:
+            self._settle_on_a_thread(memory)
 
     def written(self) -> None:
         """Wait until what `keep` was given is in its file, or could not be written."""
@@ -140,7 +151,7 @@ class PackedWeights:
                 _write(file.fileno(), header.memory, encoded, memory)
                 with suppress(FileExistsError):  # another engine was first; its file has the same bytes
                     os.link(file.name, path)
-            if self._shared:
+            if self._shared or self._waits:
                 self._map(path, header, memory)
         except OSError as error:
             _log.warning("the packed weights are not kept in %s: %s", self._folder, error)
@@ -161,7 +172,14 @@ class PackedWeights:
         finally:
             os.close(file)
 
+    def _settle_on_a_thread(self, memory: MappableMemory) -> None:
+        threading.Thread(target=self._settle, args=(memory,), name="packed-weights", daemon=True).start()
+
     def _settle(self, memory: MappableMemory) -> None:
+        with self._lock:
+            if self._waits:
+                self._mapped.append(memory)
+                return
         try:
             memory.settle(shared=self._shared)
         except OSError as error:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Never
 import anyio
 from anyio.abc import ByteStream
 
-from personae.actors.assembly import Assembly, assemble
+from personae.actors.assembly import Assembly, assemble, loads_ahead
 from personae.actors.enginecore.adapter_store import AdapterStore
 from personae.actors.enginecore.compiler import Compiler
 from personae.actors.enginecore.executor import Executor
@@ -60,6 +60,7 @@ from personae.actors.wire import (
     Loading,
     Port,
     Pulse,
+    StandBy,
     Start,
     ToCore,
     messages,
@@ -165,9 +166,7 @@ def main() -> Never:
     line, adapters = None, None
     try:
         line, adapters = _connect()
-        start: Start = receive_first(line, Start)
-        options = start.options if adapters is None else adapters.provide(start.options)
-        assembly = assemble(options, _Progress(line), warm=True, fetcher=adapters)
+        start, assembly = _load(line, adapters)
         give_back_freed()  # adapters as they were in their files
         recorder = StepRecorder.attach(start.recorder_file)
         shorten_switch_interval()
@@ -205,6 +204,28 @@ def _connect() -> "tuple[Line, AdapterCache | None]":
     call = read_call(file)
     line = dial(call, call.contact.line)
     return line, AdapterCache(call.contact, dial(call, call.contact.files))
+
+
+def _load(line: Line, adapters: "AdapterCache | None") -> tuple[Start, Assembly]:
+    """Wait for what to load, and load it. A spare process loads while another engine core serves."""
+    first: StandBy | Start = receive_first(line, StandBy | Start)
+    if isinstance(first, Start):
+        start = first
+    else:
+        started: list[Start] = []
+        try:
+            if loads_ahead(first.options):
+                assembly = assemble(
+                    first.options, warm=True, wait=lambda: started.append(receive_first(line, Start))
+                )
+                return started[0], assembly
+        except LoadError as error:
+            if started:
+                raise
+            log.warning("the spare process loads only when it is needed: %s", error.message)
+        start = receive_first(line, Start)
+    options = start.options if adapters is None else adapters.provide(start.options)
+    return start, assemble(options, _Progress(line), warm=True, fetcher=adapters)
 
 
 def _run(

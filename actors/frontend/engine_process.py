@@ -49,6 +49,7 @@ from personae.kernels.cgroup import free_memory
 
 OUTPUT_LINES = 40  # last lines of the engine core's output that an error report shows
 START_FACTOR = 10  # x `hang_seconds` for a start, which imports, reads and compiles in silence
+QUIET_SECONDS = 0.002  # without more output: that of a process that has ended is read
 EXIT_SECONDS = 5.0  # how long to wait for a process that closed its connection or was killed
 
 log = logging.getLogger("personae.engine")
@@ -90,6 +91,7 @@ class EngineProcess(Actor[Never]):
         self._hang_seconds = hang_seconds
         self._silence_seconds = hang_seconds if silence_seconds is None else silence_seconds
         self._output_tail: deque[str] = deque(maxlen=OUTPUT_LINES)
+        self._output_read = 0  # bytes
         self._pulse = Pulse(False, 0)
         self._last_message = self._last_progress = self._last_step = 0.0
         self._latest_stats = SchedulerStats()
@@ -207,6 +209,7 @@ class EngineProcess(Actor[Never]):
         """Log what the engine core prints, and keep the last lines."""
         rest = ""
         async for data in output:
+            self._output_read += len(data)
             *lines, rest = (rest + data.decode(errors="replace")).split("\n")
             for line in lines:
                 self._output_tail.append(line)
@@ -233,7 +236,10 @@ class EngineProcess(Actor[Never]):
     async def _ended(self) -> None:
         with move_on_after(EXIT_SECONDS):
             await self._process.wait()
-            await anyio.sleep(0.05)  # its last output is still in the pipe
+            read = -1
+            while read != self._output_read:  # its last output is still in the pipe
+                read = self._output_read
+                await anyio.sleep(QUIET_SECONDS)
 
     async def _died(self) -> EngineCoreDied:
         self._port.close()

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,6 +130,40 @@ async def test_a_spare_process_goes_on_with_the_streams_of_one_that_was_killed(
         assert same(calm, disturbed)
         await soon(lambda: len(spares()) == 1, "there is a spare process again")
     assert not engine_cores()
+
+
+async def test_a_spare_process_has_loaded_everything_before_it_is_needed(
+    options, processes: list[int], tmp_path: Path
+) -> None:
+    model = shutil.copytree(options.model, tmp_path / "model")
+    options = dataclasses.replace(options, model=model)
+    async with open_multi_process(options, spare=True) as engine_processes:
+        client, logs = engine_processes.client, mixed(engine_processes)
+        calm = await play_all(client, logs)
+        await soon(lambda: len(engine_cores()) == 2, "there is a spare process")
+        [spare] = set(engine_cores()) - set(processes)
+        await soon(lambda: children(spare, "forkserver"), "it has what compiles grammars, which comes last")
+        shutil.rmtree(model)
+        os.kill(processes[0], signal.SIGKILL)
+        await soon(lambda: len(processes) == 2 and client.stats().ready, "another engine core serves")
+        assert processes[1] == spare
+        assert same(calm, await play_all(client, logs))
+
+
+async def test_a_spare_process_that_cannot_load_ahead_loads_when_it_is_needed(
+    options, processes: list[int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with faulty(options, "ahead", tmp_path, spare=True) as engine_processes:
+        client, logs = engine_processes.client, mixed(engine_processes)
+        calm = await play_all(client, logs)
+        await soon(lambda: len(engine_cores()) == 2, "there is a spare process")
+        [spare] = set(engine_cores()) - set(processes)
+        await soon((tmp_path / "refused").exists, "it has tried to load")
+        os.kill(processes[0], signal.SIGKILL)
+        await soon(lambda: len(processes) == 2 and client.stats().ready, "another engine core serves")
+        assert processes[1] == spare
+        assert same(calm, await play_all(client, logs))
+    assert "the spare process loads only when it is needed: planted: no memory" in caplog.messages
 
 
 @pytest.mark.parametrize("shared", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 3}])

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -302,6 +303,33 @@ def test_only_weights_that_are_not_shared_are_copied_to_huge_pages(
     memory.settle(shared=shared)
     assert list(mapped_files(memory.bytes)) == [str(tmp_path / "file")] * shared
     assert torch.equal(memory.bytes, data)
+
+
+@pytest.mark.parametrize("found", [False, True])
+def test_a_process_that_waits_has_no_copy_of_its_own_before_it_computes(
+    found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MappableMemory, "_on_huge_pages", lambda memory: False)
+    settled = threading.Event()
+    settle = MappableMemory.settle
+
+    def noted(memory: MappableMemory, *, shared: bool) -> None:
+        settle(memory, shared=shared)
+        settled.set()
+
+    model = folder_of("llama")
+    if found:
+        loaded(model, tmp_path)
+    monkeypatch.setattr(MappableMemory, "settle", noted)
+    packed = PackedWeights(tmp_path, BOUND, waits=True)
+    decoder = load_model(model, device=CPU, packed=packed)
+    packed.written()
+    assert not settled.wait(0.2)
+    assert list(mapped_files(decoder.embedding)) == [str(only_file(tmp_path))]
+    packed.settle()
+    assert settled.wait(60)
+    assert not list(mapped_files(decoder.embedding))
+    assert torch.equal(logits(decoder), logits(load_model(model, device=CPU)))
 
 
 def test_weights_that_were_kept_cannot_be_overwritten(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 FAULT is `crash@N` or `hang@N` (at the Nth step of the process, and only once: a file in FOLDER remembers it),
 `poison:TOKEN` (whenever a sequence with this token in its prompt is admitted), `load` (it cannot load),
-`killed` or `broken` (while it loads).
+`killed` or `broken` (while it loads), `ahead` (a spare process cannot load; a file in FOLDER tells).
 """
 
 import os
@@ -48,6 +48,15 @@ def stumble(options, on_progress, **_):
     raise RuntimeError("planted: a bug")
 
 
+def refuse_ahead(options, on_progress=None, *, wait=None, **more):
+    if wait is not None:
+        (folder / "refused").touch()
+        raise ModelLoadError("planted: no memory")
+    return assemble(options, on_progress, **more)
+
+
 StepEngine.prepare = faulty
-core.assemble = {"load": refuse, "killed": die, "broken": stumble}.get(fault, core.assemble)
+assemble = core.assemble
+faults = {"load": refuse, "killed": die, "broken": stumble, "ahead": refuse_ahead}
+core.assemble = faults.get(fault, assemble)
 core.main()
