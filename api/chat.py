@@ -33,7 +33,7 @@ from personae.api.params import (
 )
 from personae.api.preparation import begin
 from personae.api.prompt import encode_texts, render_chat
-from personae.api.stream import AnswerBuilder, EventStream, respond
+from personae.api.stream import TEXT, AnswerBuilder, EventStream, respond
 from personae.api.templates.messages import plain_messages
 from personae.api.templates.sandbox import PromptTooLong
 from personae.api.templates.template import begun_reasoning
@@ -303,6 +303,13 @@ class ChatBuilder(AnswerBuilder):
             end.stop_reason = part.stop_reason
             end.personae = part.extension
             yield self._chunk([end])
+
+    def event_of_text(self, index: int) -> ChatChunk | None:
+        """As `AnswerBuilder`."""
+        body = self._body
+        if self._running_usage or body.logprobs or body.return_token_ids:
+            return None
+        return self._chunk([ChatChunkChoice(index, ChatDelta(content=TEXT))])
 
     def last(self) -> Iterable[ChatChunk]:
         """The usage, if it was requested."""

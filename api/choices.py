@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from personae.api.output_parser import OutputParser, PlainOutputParser, ShapedOutputParser, TextStyle
-from personae.api.output_pieces import OutputPieces, TokenEntry
+from personae.api.output_pieces import OutputPieces, Span, TokenEntry
 from personae.api.wire.answers import Extension, Validation
 from personae.engine.sequence import Delta, TokenLogprobs
 from personae.engine.tokens import Detokenizer, Tokenizer
@@ -35,6 +35,14 @@ class Part(msgspec.Struct):
     queued: float | None = None
     moved: int = 0
     validation: Validation | None = None
+
+    @property
+    def only_text(self) -> str:
+        """Its text, if the part is only text for the reader and the tokens of it; else empty."""
+        pieces = self.words.pieces
+        if self.finish is None and len(pieces) == 1 and isinstance(only := pieces[0], Span):
+            return "" if only.reasoning else only.text
+        return ""
 
     @property
     def extension(self) -> Extension | UnsetType:
@@ -76,6 +84,24 @@ class Choice:
     whole text.
     """
 
+    __slots__ = (
+        "_answers",
+        "_check",
+        "_eos",
+        "_include_stop",
+        "_opening",
+        "_opening_reasons",
+        "_parser",
+        "_pending",
+        "_places",
+        "_plain",
+        "_prompt",
+        "_prompt_seen",
+        "ended",
+        "index",
+        "may_stop",
+    )
+
     def __init__(
         self,
         index: int,
@@ -105,8 +131,11 @@ class Choice:
         self._include_stop = style.include_stop
         self._eos = tokenizer.eos_ids
         self._parser: OutputParser
+        self._plain: PlainOutputParser | None = None  # if tokens need not be taken one by one
         if shape is None:
-            self._parser = PlainOutputParser(tokenizer, style, prompt)
+            self._parser = plain = PlainOutputParser(tokenizer, style, prompt)
+            if answers and not (style.stop or echoed):
+                self._plain = plain
         else:
             self._parser = ShapedOutputParser(tokenizer, style, prompt, shape, special or {})
         self._places = None
@@ -121,8 +150,38 @@ class Choice:
 
     def take(self, delta: Delta) -> Part:
         """What `delta` adds. The last part sets `ended`; a stop string may cause that early."""
-        part = Part(self.index, cached=delta.cached or 0, queued=delta.queued, moved=delta.moved)
-        part.prompt_logprobs += delta.prompt_logprobs
+        if self._plain is not None and delta.finish is None and not delta.logprobs:
+            part = self._part(delta, self._plain.push_all(delta.tokens), [*delta.tokens])
+        else:
+            part = self._part(delta, OutputPieces(), [])
+            self._take_each(delta, part)
+        if self._check is not None:
+            self._check.take(part.words)
+        if self._opening:
+            opened = OutputPieces()
+            opened.say(self._opening, reasoning=self._opening_reasons)
+            opened.add(part.words)
+            self._opening = ""
+            part.words = opened
+        return part
+
+    async def judge(self, last: Part) -> None:
+        """Check the whole answer, if it has to be checked. `last` is its last part."""
+        if self._check is not None:
+            last.validation = await self._check.outcome()
+
+    def _part(self, delta: Delta, words: OutputPieces, tokens: list[int]) -> Part:
+        return Part(
+            self.index,
+            words,
+            tokens,
+            prompt_logprobs=[*delta.prompt_logprobs],
+            cached=delta.cached or 0,
+            queued=delta.queued,
+            moved=delta.moved,
+        )
+
+    def _take_each(self, delta: Delta, part: Part) -> None:
         for logprobs in delta.prompt_logprobs if self._prompt else ():
             token = self._prompt[self._prompt_seen]
             self._prompt_seen += 1
@@ -141,20 +200,6 @@ class Choice:
                 part.stop_reason = None if delta.stop_token in self._eos else delta.stop_token
             else:
                 part.finish = "length"
-        if self._check is not None:
-            self._check.take(part.words)
-        if self._opening:
-            opened = OutputPieces()
-            opened.say(self._opening, reasoning=self._opening_reasons)
-            opened.add(part.words)
-            self._opening = ""
-            part.words = opened
-        return part
-
-    async def judge(self, last: Part) -> None:
-        """Check the whole answer, if it has to be checked. `last` is its last part."""
-        if self._check is not None:
-            last.validation = await self._check.outcome()
 
     def _take_tokens(self, delta: Delta, part: Part) -> None:
         for index, token in enumerate(delta.tokens):
@@ -199,5 +244,5 @@ class _Places:
 
     def next(self, token: int) -> int:
         at = self._at
-        self._at += len(self._text.push((token,)).text)
+        self._at += len(self._text.push((token,)))
         return at

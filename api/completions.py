@@ -19,6 +19,7 @@ from personae.api.generation import Job
 from personae.api.http.operation import events, operation
 from personae.api.infill import Infill, infix_tokens
 from personae.api.logprobs import prompt_logprobs, text_logprobs
+from personae.api.output_pieces import OutputPieces, Span
 from personae.api.packing import Pack, as_list
 from personae.api.params import (
     answer_length,
@@ -33,7 +34,7 @@ from personae.api.params import (
 )
 from personae.api.preparation import begin
 from personae.api.prompt import check_ids, decode_ids, encode_texts
-from personae.api.stream import AnswerBuilder, EventStream, respond
+from personae.api.stream import TEXT, AnswerBuilder, EventStream, respond
 from personae.api.wire.answers import Completion, TextChoice, Usage
 from personae.api.wire.schema import CompletionRequest
 from personae.engine.prompt_length import TooManyTokens
@@ -280,6 +281,13 @@ class CompletionBuilder(AnswerBuilder):
         if part.tokens or part.finish is not None or part.entries or part.words.text:
             so_far = self._job.usage() if self._running_usage else None
             yield self._answer([self._choice(part)], so_far if self._usage else UNSET)
+
+    def event_of_text(self, index: int) -> Completion | None:
+        """As `AnswerBuilder`."""
+        body = self._body
+        if self._running_usage or body.logprobs is not None or body.return_token_ids:
+            return None
+        return next(iter(self.of(Part(index, OutputPieces([Span(TEXT)])))))
 
     def last(self) -> Iterable[Completion]:
         """The usage, if it was requested."""

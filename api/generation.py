@@ -372,7 +372,7 @@ class Job:
                 admitted()
 
             def record(delta: Delta, part: Part) -> None:
-                if delta.id in leaders:
+                if part.cached and delta.id in leaders:
                     self.cached_tokens += part.cached
                 self.completion_tokens += len(part.tokens)
                 if delta.drafted is not None:

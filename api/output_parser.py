@@ -48,6 +48,7 @@ class OutputParser(Protocol):
 class PlainOutputParser:
     """Treats everything as text."""
 
+    __slots__ = ("_text",)
     called = False
     thinking = False
 
@@ -67,7 +68,11 @@ class PlainOutputParser:
 
     def push(self, token: int) -> OutputPieces:
         """What the next token adds."""
-        return _pieces_of(self._text.push((token,)).text)
+        return self.push_all((token,))
+
+    def push_all(self, tokens: Sequence[int]) -> OutputPieces:
+        """What the next tokens add."""
+        return _pieces_of(self._text.push(tokens))
 
     def finish(self) -> OutputPieces:
         """The end of the tokens: returns the text that was held back."""
@@ -117,7 +122,7 @@ class ShapedOutputParser:
         """What the next token adds."""
         mark = self._parser.marks.of(token)
         if mark is None:
-            return self._pieces(self._parser.push(self._text.push((token,)).text))
+            return self._pieces(self._parser.push(self._text.push((token,))))
         return self._pieces(self._parser.push(self._text.flush() + mark))
 
     def finish(self) -> OutputPieces:

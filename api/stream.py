@@ -12,7 +12,6 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import chain
 from typing import ClassVar, Protocol
 
 import anyio
@@ -41,6 +40,9 @@ _HEADERS = [
 _PING = b": ping\n\n"
 _FEW_PLACES = 128  # tokens whose log-probabilities are encoded on the event loop: 3 ms with 20 for each
 _encode = msgspec.json.Encoder().encode
+
+TEXT = "\0"
+"""Stands for any text in an event."""
 
 
 class Work(Protocol):
@@ -86,6 +88,11 @@ class AnswerBuilder(Protocol):
         StorageFailed."""
         return
 
+    def event_of_text(self, index: int) -> msgspec.Struct | None:
+        """The event for a later part of this choice that is only `TEXT`. None if such events differ in more
+        than the text, so that `of` has to make each."""
+        return None
+
     def last(self) -> Iterable[msgspec.Struct]:
         """The events after all choices have ended; `done` comes after them."""
 
@@ -121,6 +128,7 @@ class EventStream:
 
     async def _serve(self, send: Send, flow: Flow | None) -> None:
         outbox = _Outbox()
+        encode = _Encoder(self._form).encode
         failure: Exception | None = None
         started = False
         now = Loop.current().time
@@ -135,7 +143,7 @@ class EventStream:
             nonlocal sent_at
             if not started or flow is None or flow.write_paused or not outbox.idle:
                 outbox.put(part)
-            elif events := b"".join(map(_event, self._form.of(part))):
+            elif events := encode(part):
                 sent_at = now()
                 flow.write(events)
 
@@ -158,7 +166,7 @@ class EventStream:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(follow)
             while (parts := await waiting()) is not None:
-                events = b"".join(map(_event, chain.from_iterable(map(self._form.of, parts))))
+                events = b"".join(map(encode, parts))
                 if not events and self._ping and now() >= sent_at + self._ping:
                     events = _PING
                 if not started and (events or outbox.begun):
@@ -183,6 +191,34 @@ class EventStream:
             await write(b"".join(map(_event, last_events)), more=False)
             return
         await write(b"".join(map(_event, self._form.last())) + self._form.done, more=False)
+
+
+class _Encoder:
+    """Encodes the parts of an answer as events. Most parts are only text, and what is around the text is the
+    same in all their events, so it is encoded once."""
+
+    __slots__ = ("_form", "_frames")
+
+    def __init__(self, form: AnswerBuilder) -> None:
+        self._form = form
+        self._frames: dict[int, tuple[bytes, bytes] | None] = {}  # by choice, once it has begun
+
+    def encode(self, part: Part) -> bytes:
+        """The events for a part."""
+        frame = self._frames.get(part.index)
+        if frame is not None and (text := part.only_text):
+            return frame[0] + _encode(text) + frame[1]
+        events = b"".join(map(_event, self._form.of(part)))
+        if part.index not in self._frames:
+            self._frames[part.index] = self._frame(part.index)
+        return events
+
+    def _frame(self, index: int) -> tuple[bytes, bytes] | None:
+        event = self._form.event_of_text(index)
+        if event is None:
+            return None
+        before, _, after = _event(event).partition(_encode(TEXT))
+        return before, after
 
 
 def _event(value: msgspec.Struct) -> bytes:
@@ -215,6 +251,8 @@ async def encoded(exchange: Exchange, form: AnswerBuilder, parts: list[Part]) ->
 
 class _Outbox:
     """Parts on their way to the client, merged by choice."""
+
+    __slots__ = ("_announced", "_changed", "_closed", "_parts", "begun", "idle")
 
     def __init__(self) -> None:
         self.idle = False  # its reader has sent all of it

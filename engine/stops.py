@@ -11,6 +11,8 @@ class StopFinder:
     longest of these may become a stop string and is held back.
     """
 
+    __slots__ = ("_held", "_include_stop", "_matched", "_patterns", "found")
+
     def __init__(self, stops: Iterable[str], include_stop: bool) -> None:
         self._patterns = [(stop, _borders(stop)) for stop in dict.fromkeys(stops) if stop]
         self._include_stop = include_stop

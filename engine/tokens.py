@@ -19,10 +19,10 @@ The concatenated pieces and the flush equal `Tokenizer.decode` of all ids at onc
 import codecs
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import filterfalse
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tokenizers
 
@@ -86,7 +86,9 @@ class Tokenizer:
         decoders = _decoders(json.loads(backend.decoder.__getstate__()) if backend.decoder else None)
         self.byte_level = "ByteLevel" in decoders and decoders <= {"ByteLevel", "Fuse"}
         self._byte_fallback = "ByteFallback" in decoders
-        self._bytes: dict[int, bytes] = {}
+        self._bytes = _BytesOf(self._find_bytes)
+        self.token_bytes = self._bytes.__getitem__
+        """The bytes that this token adds to a running text; empty for an unknown id."""
         self._anchor = next((id for id in range(self.vocab_size) if self._is_plain_word(id)), None)
         self.longest_token = bytes_of_token(backend, self.byte_level)
 
@@ -196,13 +198,6 @@ class Tokenizer:
         texts: list[str] = self.backend.decode_batch(lists, skip_special_tokens=skip_special_tokens)
         return texts
 
-    def token_bytes(self, id: int) -> bytes:
-        """The bytes that this token adds to a running text; empty for an unknown id."""
-        known = self._bytes.get(id)
-        if known is None:
-            known = self._bytes[id] = self._find_bytes(id)
-        return known
-
     def token_text(self, id: int) -> str:
         """`token_bytes` as text, with U+FFFD for a part of a character."""
         return self.token_bytes(id).decode(errors="replace")
@@ -243,6 +238,17 @@ class Tokenizer:
     def _is_plain_word(self, id: int) -> bool:
         token: str | None = self.backend.id_to_token(id)
         return token is not None and id not in self._added_ids and token.isascii() and token.isalpha()
+
+
+class _BytesOf(dict[int, bytes]):
+    """The bytes of tokens, each found when it is first asked for."""
+
+    def __init__(self, find: Callable[[int], bytes]) -> None:
+        self._find = find
+
+    def __missing__(self, id: int) -> bytes:
+        self[id] = found = self._find(id)
+        return found
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
@@ -288,13 +294,6 @@ def _fallback_byte(token: str | None) -> int | None:
         return None
 
 
-class Piece(NamedTuple):
-    """Text that is ready to be sent, and the stop string that ended it, if one did: then nothing follows."""
-
-    text: str
-    stopped: str | None
-
-
 _CONTEXT = 8
 """How many tokens before a text may affect how it begins."""
 
@@ -307,6 +306,8 @@ class Detokenizer:
     string in the text. Of two that are complete at the same character, the longer one counts. The cost of a
     token does not depend on how many came before it.
     """
+
+    __slots__ = ("_stop", "_text")
 
     def __init__(
         self,
@@ -326,12 +327,10 @@ class Detokenizer:
         """The stop string that was found."""
         return self._stop.found
 
-    def push(self, ids: Iterable[int]) -> Piece:
+    def push(self, ids: Iterable[int]) -> str:
         """Take the next tokens. Returns the text that has become final; after a stop it is always empty."""
         stop = self._stop
-        if stop.found is not None:
-            return Piece("", stop.found)
-        return Piece(stop.push(self._text.push(ids)), stop.found)
+        return stop.push(self._text.push(ids)) if stop.found is None else ""
 
     def flush(self) -> str:
         """The sequence has ended: returns the text that was held back. It may still contain a stop string;
@@ -342,25 +341,30 @@ class Detokenizer:
 
 
 class _ByteText:
-    """Byte-level tokenizers: an incremental UTF-8 decoder."""
+    """Byte-level tokenizers: the bytes of a character that is not complete wait for the next token."""
+
+    __slots__ = ("_bytes_of", "_is_hidden", "_rest")
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, after: Sequence[int]) -> None:
         self._bytes_of = tokenizer.token_bytes
         self._is_hidden = (tokenizer.special_ids if skip_special_tokens else frozenset()).__contains__
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = b""
 
     def push(self, ids: Iterable[int]) -> str:
-        more = b"".join(map(self._bytes_of, filterfalse(self._is_hidden, ids)))
-        if more.isascii() and not self._decoder.getstate()[0]:  # as the decoder would, without its Python
-            return more.decode()
-        return self._decoder.decode(more)
+        more = self._rest + b"".join(map(self._bytes_of, filterfalse(self._is_hidden, ids)))
+        text, used = codecs.utf_8_decode(more, "replace")
+        self._rest = more[used:]
+        return text
 
     def flush(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        rest, self._rest = self._rest, b""
+        return rest.decode(errors="replace")
 
 
 class _WindowText:
     """Other tokenizers: the last final tokens, whose text is known, and the tokens since then."""
+
+    __slots__ = ("_final", "_pending", "_skip_special_tokens", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, after: Sequence[int]) -> None:
         self._tokenizer = tokenizer

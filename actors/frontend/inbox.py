@@ -16,6 +16,8 @@ from personae.engine.sequence import Delta
 class Inbox:
     """The deltas of one submission's sequences, in order. It has a single reader; `put` never waits."""
 
+    __slots__ = ("_arrived", "_deltas", "_error", "at_once")
+
     def __init__(self) -> None:
         self.at_once: Callable[[Delta], bool] | None = None
         """Takes a delta in the reader's place while it sleeps. It returns False for one that the reader must

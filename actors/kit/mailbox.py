@@ -29,6 +29,7 @@ from anyio import CancelScope, Event
 from msgspec import Struct
 
 from personae.actors.kit.bridge import Loop
+from personae.actors.kit.signal import Signal
 from personae.errors import ActorCrashed, ActorStopped, DeadlineExceeded, Overloaded
 
 M = TypeVar("M")
@@ -110,7 +111,7 @@ class Mailbox(Generic[M]):
         self.owed: set[Reply[object]] = set()  # of messages that the actor has taken and not replied to
         self.envelopes: deque[Envelope[M]] = deque()
         self._senders: deque[tuple[Envelope[M], Event]] = deque()
-        self._wakeup: Event | None = None
+        self._wakeup = Signal()
 
     @property
     def oldest(self) -> float | None:
@@ -175,13 +176,10 @@ class Mailbox(Generic[M]):
 
     def wake(self) -> None:
         """Wake the reader."""
-        if self._wakeup is not None:
-            self._wakeup.set()
-            self._wakeup = None
+        self._wakeup.set()
 
     async def wait(self) -> None:
         """Wait until `wake` is called."""
-        self._wakeup = Event()
         await self._wakeup.wait()
 
     def fail_owed(self, cause: BaseException | None) -> None:

@@ -144,17 +144,18 @@ class GuardedProtocol(HttpToolsProtocol):
 class CycleFlow:
     """The `Flow` of one of uvicorn's requests."""
 
-    __slots__ = ("_chunks", "_cycle", "_writes")
+    __slots__ = ("_chunks", "_control", "_cycle", "_writes")
 
     def __init__(self, cycle: RequestResponseCycle, writes: "TurnWrites") -> None:
         self._cycle = cycle
+        self._control = cycle.flow
         self._writes = writes
         self._chunks = b""
 
     @property
     def write_paused(self) -> bool:
         """As `Flow`."""
-        return self._cycle.flow.write_paused
+        return self._control.write_paused
 
     def write(self, body: bytes) -> None:
         """As `Flow`."""

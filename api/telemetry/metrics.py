@@ -274,7 +274,7 @@ class SequenceClock:
         if part.queued is not None:
             metrics.queue.labels(model).observe(part.queued)
             self.began = min(self.arrived + part.queued, now)
-        if part.tokens:
+        if count := len(part.tokens):
             if (series := self._series) is None:
                 series = self._series = metrics.tokens.of(model)
                 self.first = now
@@ -282,10 +282,10 @@ class SequenceClock:
                 if metrics.tenants is not None:
                     metrics.tenants.first_token(self.tenant, now - self.arrived)
             else:
-                series.waited((now - self.last) / len(part.tokens))
+                series.waited((now - self.last) / count)
             self.last = now
-            self.tokens += len(part.tokens)
-            series.tokens += len(part.tokens)
+            self.tokens += count
+            series.tokens += count
         if part.finish is not None:
             self.end("stop" if part.finish == "tool_calls" else part.finish)
 

@@ -52,10 +52,9 @@ def stream(tokenizer: Tokenizer, ids: list[int], chunks: list[int], **options: A
     text, at, turn = "", 0, 0
     while at < len(ids):
         size = chunks[turn % len(chunks)]
-        piece = detokenizer.push(ids[at : at + size])
-        text += piece.text
-        if piece.stopped is not None:
-            return text, piece.stopped
+        text += detokenizer.push(ids[at : at + size])
+        if detokenizer.stopped is not None:
+            return text, detokenizer.stopped
         at, turn = at + size, turn + 1
     text += detokenizer.flush()
     return text, detokenizer.stopped
@@ -119,7 +118,7 @@ def test_no_piece_holds_half_a_character() -> None:
     for tokenizer in LOADED.values():
         ids = tokenizer.encode("naïve 日本語 🙂 and more")
         detokenizer = Detokenizer(tokenizer)
-        pieces = [detokenizer.push([id]).text for id in ids]
+        pieces = [detokenizer.push([id]) for id in ids]
         assert not any("\ufffd" in piece for piece in pieces)
         assert sum(1 for piece in pieces if piece) > 3
 
@@ -129,7 +128,7 @@ def test_a_character_cut_off_at_the_end_is_flushed_as_a_replacement_character() 
     ids = tokenizer.encode("a🙂")[:-1]
     assert tokenizer.token_bytes(ids[-1]) != b"a"
     detokenizer = Detokenizer(tokenizer)
-    assert detokenizer.push(ids).text == "a"
+    assert detokenizer.push(ids) == "a"
     assert detokenizer.flush() == "\ufffd" == tokenizer.decode(ids)[1:]
 
 
@@ -143,9 +142,9 @@ def test_leading_spaces_are_those_of_decode() -> None:
 def test_after_a_stop_nothing_more_comes() -> None:
     tokenizer = LOADED["byte_level"]
     detokenizer = Detokenizer(tokenizer, stop=["dog"])
-    piece = detokenizer.push(tokenizer.encode("The dog sleeps"))
-    assert (piece.text, piece.stopped) == ("The ", "dog")
-    assert detokenizer.push(tokenizer.encode("more")).text == ""
+    assert detokenizer.push(tokenizer.encode("The dog sleeps")) == "The "
+    assert detokenizer.stopped == "dog"
+    assert detokenizer.push(tokenizer.encode("more")) == ""
     assert detokenizer.flush() == ""
     assert detokenizer.stopped == "dog"
 
