@@ -211,8 +211,10 @@ def _one(kind: str, value: Any, param: str) -> Bound:
         case "regex":
             return Bound(GrammarSpec("regex", value), param)
         case "choice":
-            if not 0 < len(value) <= _MOST_CHOICES or "" in value:
+            if not 0 < len(value) <= _MOST_CHOICES:
                 raise RequestError(f"`{param}` must have 1 to {_MOST_CHOICES} texts.", param=param)
+            if "" in value:
+                raise RequestError(f"`{param}` may not have an empty text.", param=param)
             return Bound(GrammarSpec("choice", msgspec.json.encode(value).decode()), param)
         case "grammar":
             return Bound(grammar_spec(value), param)

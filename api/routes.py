@@ -198,6 +198,8 @@ def prompt_ids(exchange: Exchange, body: TokenizeRequest, brief: bool, dialect: 
         (ids,) = encode_texts(exchange, [text], add_special_tokens=special, brief=brief, limit=most)
     except (TooManyTokens, PromptTooLong):
         raise _too_long("prompt" if body.messages is None else "messages", most) from None
+    if len(ids) > most:
+        raise _too_long("prompt" if body.messages is None else "messages", most)
     return ids
 
 

@@ -67,8 +67,15 @@ def read_adapter(folder: Path, shapes: LoraShapes, rest: Rest = no_rest) -> Adap
         others = {*experts, *(name for roles in vocabulary.values() for name in roles.values())}
         places = _places((name for name in file.entries if name not in others), shapes)
         if not places and not vocabulary and not experts:
-            raise AdapterError(f"{TENSORS_FILE}: the file has no tensors")
+            raise AdapterError(f"{TENSORS_FILE}: the file has no tensors", param=TENSORS_FILE)
         plans = [_plan(place, names, file, config, shapes) for place, names in places]
+        tokens = shapes.vocabulary[0] if shapes.vocabulary else None
+        if tokens is not None and (missing := max(config.invocation, default=0)) >= tokens:
+            raise AdapterError(
+                f"{CONFIG_FILE}: alora_invocation_tokens has {missing}; the base's tokens are from 0 to "
+                f"{tokens - 1}, so nothing activates the adapter",
+                param="alora_invocation_tokens",
+            )
         if config.invocation and (late := [p for p in plans if shapes.sites[p.sites[0][1]].reads_cache]):
             raise refusal(
                 next(iter(late[0].names.values())),

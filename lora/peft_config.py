@@ -151,7 +151,7 @@ def read_config(path: Path) -> PeftConfig:
     with path.open("rb") as file:
         text = file.read(MAX_CONFIG + 1)
     if len(text) > MAX_CONFIG:
-        raise AdapterError(f"{path.name}: larger than {MAX_CONFIG} bytes")
+        raise AdapterError(f"{path.name}: larger than {MAX_CONFIG} bytes", param=path.name)
     return PeftConfig(decode_object(text, path.name))
 
 

@@ -102,7 +102,8 @@ class SafetensorsFile:
         if size < 8 or not 2 <= length <= min(MAX_HEADER, size - 8):
             raise AdapterError(
                 f"{self.name}: a file of {size} bytes cannot have a header of {length} bytes "
-                f"(at most {MAX_HEADER}); it is not a safetensors file, or it is cut short"
+                f"(at most {MAX_HEADER}); it is not a safetensors file, or it is cut short",
+                param=self.name,
             )
         header = decode_object(self._file.read(length), f"{self.name}: the header")
         metadata = header.pop("__metadata__", None)
@@ -118,13 +119,17 @@ class SafetensorsFile:
             end = entry.end
         if end != size - 8 - length:
             raise AdapterError(
-                f"{self.name}: the header describes {end} bytes of data, the file has {size - 8 - length}"
+                f"{self.name}: the header describes {end} bytes of data, the file has {size - 8 - length}",
+                param=self.name,
             )
         return 8 + length, entries, metadata
 
     def _entry(self, name: str, described: Any) -> TensorEntry:
         if len(name) > MAX_NAME:
-            raise AdapterError(f"{self.name}: a tensor's name has {len(name)} characters; at most {MAX_NAME}")
+            raise AdapterError(
+                f"{self.name}: a tensor's name has {len(name)} characters; at most {MAX_NAME}",
+                param=self.name,
+            )
         if not isinstance(described, dict) or described.keys() != {"dtype", "shape", "data_offsets"}:
             raise AdapterError(
                 f"{self.name}: {name!r} must be described by dtype, shape and data_offsets", param=name

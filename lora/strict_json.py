@@ -7,13 +7,15 @@ from personae.errors import AdapterError
 
 
 def decode_object(data: bytes, where: str) -> dict[str, Any]:
-    """The object in `data`. The error's message begins with `where`."""
+    """The object in `data`. The error's message begins with `where`. This begins with the file's name, which
+    becomes the error's `param`."""
+    file = where.partition(":")[0]
     try:
         decoded = json.loads(data.decode(), object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
-        raise AdapterError(f"{where}: not JSON: {error}") from None
+        raise AdapterError(f"{where}: not JSON: {error}", param=file) from None
     if not isinstance(decoded, dict):
-        raise AdapterError(f"{where}: not a JSON object")
+        raise AdapterError(f"{where}: not a JSON object", param=file)
     return decoded
 
 

@@ -104,9 +104,15 @@ def counted(
 
 
 def _continues(body: Asked) -> bool:
-    """Whether the answer continues the last message, as in Anthropic's API if that is the assistant's."""
+    """Whether the answer continues the last message, as in Anthropic's API if that is the assistant's. Raises
+    RequestError if that calls tools, because the results come next."""
     last = body.messages[-1] if body.messages else None
-    return isinstance(last, wire.AssistantTurn)
+    if not isinstance(last, wire.AssistantTurn):
+        return False
+    if any(isinstance(block, wire.ToolUseBlock) for block in last.content):
+        param = f"messages[{len(body.messages) - 1}]"
+        raise RequestError(f"`{param}` calls tools; a message with their results must follow.", param=param)
+    return True
 
 
 def _thinking(

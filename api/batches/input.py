@@ -13,7 +13,7 @@ from personae.api.batches.model import BatchError, InputLine
 from personae.api.embeddings.wire import EmbeddingRequest
 from personae.api.responses.request import ResponsesRequest
 from personae.api.settings import ApiSettings
-from personae.api.wire.decode import LONG, decode
+from personae.api.wire.decode import LONG, decode, named_error, why_not_json
 from personae.api.wire.json_scan import check_keys
 from personae.api.wire.schema import ChatRequest, CompletionRequest
 from personae.errors import RequestError, UnsupportedParameter
@@ -123,9 +123,14 @@ def _check_line(
     try:
         line = _decode(text)
     except msgspec.ValidationError as error:
-        raise RequestError(f"The line is not a request: {error}.", code="invalid_line") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"The line is not valid JSON: {error}.", code="invalid_json_line") from None
+        if (field := named_error(error, InputLine)).param is None:
+            raise RequestError(f"The line is not a request: {error}.", code="invalid_line") from None
+        raise field from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        why = why_not_json(text, error)
+        raise RequestError(f"The line is not valid JSON: {why}.", code="invalid_json_line") from None
+    except RecursionError:
+        raise RequestError("The line's JSON is nested too deeply.", code="invalid_json_line") from None
     if len(text) - len(line.body) <= LONG:
         check_keys(text.replace(bytes(line.body), b"null", 1))
     if not 0 < len(line.custom_id) <= _MAX_ID:

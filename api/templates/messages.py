@@ -106,7 +106,10 @@ def _tool_call(call: PastToolCall, where: str) -> dict[str, Any]:
     elif call.type == "function" and call.function is not None:
         name = call.function.name
         with suppress(ValueError, RecursionError):
-            arguments = json.loads(call.function.arguments or "{}")
+            parsed = json.loads(call.function.arguments or "{}")
+            if "\\u" in call.function.arguments:  # an escape may be half of a pair, which is no character
+                json.dumps(parsed, ensure_ascii=False).encode()
+            arguments = parsed
         if not isinstance(arguments, dict):
             arguments = MalformedArguments(call.function.arguments)
     else:

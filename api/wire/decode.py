@@ -29,6 +29,11 @@ _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTA
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$")
 _NO_INTEGER = re.compile(r"^Expected `[^`]*\bint\b[^`]*`, got `float`")
 _INVALID = re.compile(r"^Invalid (?:enum )?value ")
+_SURROGATE = re.compile(
+    rb"(?<!\\)(?:\\\\)*(?P<units>\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[dD][c-fC-F][0-9a-fA-F]{2})?"
+    rb"|\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+)
+"""An escaped surrogate pair, or half of one."""
 _MENDABLE = (_UNKNOWN, _NO_INTEGER)
 """Messages about bodies that may still be accepted after a closer look."""
 _STEP = re.compile(r"\[\d*\]|[^.\[\]]+")
@@ -62,10 +67,11 @@ def decode(
     try:
         value = _read(body, type, unknown, told)
     except msgspec.ValidationError as error:
-        raise _named(str(error), type) from None
+        raise named_error(error, type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        why = _not_utf8(body) or str(error)
-        raise RequestError(f"The body is not valid JSON: {why}.", code="invalid_json") from None
+        raise RequestError(
+            f"The body is not valid JSON: {why_not_json(body, error)}.", code="invalid_json"
+        ) from None
     except RecursionError:
         raise RequestError("The body's JSON is nested too deeply.", code="invalid_json") from None
     if not long:
@@ -77,13 +83,17 @@ def decode(
     return value
 
 
-def _not_utf8(body: bytes) -> str | None:
-    """Where `body` is not UTF-8, as JSON must be. None if it is UTF-8."""
+def why_not_json(body: bytes, error: Exception) -> str:
+    """Why `body` cannot be read, where msgspec says `error`."""
     try:
         body.decode()
-    except UnicodeDecodeError as error:
-        return f"it must be in UTF-8, and byte {error.start} is not"
-    return None
+    except UnicodeDecodeError as found:
+        return f"it must be in UTF-8, and byte {found.start} is not"
+    for escape in _SURROGATE.finditer(body):
+        if len(escape["units"]) == 6:
+            at = escape.start("units")
+            return f"{escape['units'].decode()} (byte {at}) is half of a surrogate pair, and no character"
+    return str(error)
 
 
 def _read(body: bytes, type: type[T], unknown: UnknownFields, ignored: list[str]) -> T:
@@ -157,9 +167,9 @@ _TOOL_TYPE = re.compile(r"tools\[\d+\]\.type")
 _TOOL = ' A tool is {"type": "function", "function": {"name": …, "parameters": …}} here.'
 
 
-def _named(message: str, type: type[Body]) -> RequestError:
-    """The error for one of msgspec's validation messages about a `type`."""
-    path = ""
+def named_error(error: msgspec.ValidationError, type: type[msgspec.Struct]) -> RequestError:
+    """msgspec's error about a `type`, with the field that it is about."""
+    message, path = str(error), ""
     if at := _AT.search(message):
         message, path = message[: at.start()], at["path"].replace("[...]", "")
     if unknown := _UNKNOWN.match(message):
@@ -180,7 +190,7 @@ def _named(message: str, type: type[Body]) -> RequestError:
     return RequestError(f"`{path or 'body'}`: {message}.", param=path or None, code=code)
 
 
-def _hint(type: type[Body], path: str, name: str) -> str:
+def _hint(type: type[msgspec.Struct], path: str, name: str) -> str:
     """A suggestion for a field at `path` that `type` lacks."""
     whole = _join(path, name)
     if whole == "extra_body":
@@ -193,13 +203,13 @@ def _hint(type: type[Body], path: str, name: str) -> str:
     return "" if meant is None else f" Did you mean `{_join(path, meant)}`?"
 
 
-def _valid(type: type[Body], path: str) -> set[str]:
+def _valid(type: type[msgspec.Struct], path: str) -> set[str]:
     """The texts that the field at `path` accepts."""
     literals = (one for one in _at(type, path) if isinstance(one, inspect.LiteralType))
     return {str(value) for literal in literals for value in literal.values}
 
 
-def _fields(type: type[Body], path: str) -> set[str]:
+def _fields(type: type[msgspec.Struct], path: str) -> set[str]:
     """The names of supported fields at `path`."""
     structs = (one for one in _at(type, path) if isinstance(one, inspect.StructType))
     return {
@@ -210,7 +220,7 @@ def _fields(type: type[Body], path: str) -> set[str]:
     }
 
 
-def _at(type: type[Body], path: str) -> Sequence[inspect.Type]:
+def _at(type: type[msgspec.Struct], path: str) -> Sequence[inspect.Type]:
     """The types that are accepted at `path`."""
     found = _described(type)
     for step in _STEP.findall(path):
@@ -219,7 +229,7 @@ def _at(type: type[Body], path: str) -> Sequence[inspect.Type]:
 
 
 @cache
-def _described(type: type[Body]) -> Sequence[inspect.Type]:
+def _described(type: type[msgspec.Struct]) -> Sequence[inspect.Type]:
     """The description of a body of `type`; takes a millisecond the first time."""
     return _members(inspect.type_info(type))
 

@@ -124,6 +124,7 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
     ({"structured_outputs": {"backend": "outlines", "regex": "a"}}, "structured_outputs.backend"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice"),
     ({"structured_outputs": {"choice": "ab"}}, "structured_outputs.choice"),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
     ({"structured_outputs": {"json": "3"}}, "structured_outputs.json"),
@@ -493,6 +494,32 @@ async def test_a_body_in_another_encoding_is_told_from_one_that_is_no_json(
     error = await refused(app, "/v1/completions", content=content, headers=headers)
     assert error["code"] == "invalid_json"
     assert error["message"].endswith(f"it must be in UTF-8, and byte {byte} is not.")
+
+
+@pytest.mark.parametrize(
+    ("escaped", "half", "byte"),
+    [
+        (r"\ud83d\ude00 \ud83d", r"\ud83d", 43),
+        (r"\ud83d", r"\ud83d", 30),
+        (r"\ude00 \u0041", r"\ude00", 30),
+        (r"\\\ud83d", r"\ud83d", 32),
+    ],
+)
+async def test_half_of_a_surrogate_pair_is_told_from_a_body_that_is_cut(
+    escaped: str, half: str, byte: int, app: Starlette
+) -> None:
+    content = '{"model": "base", "prompt": "h' + escaped + '"}'
+    headers = {"content-type": "application/json"}
+    error = await refused(app, "/v1/completions", content=content.encode(), headers=headers)
+    assert error["code"] == "invalid_json"
+    assert f": {half} (byte {byte}) is half of a surrogate pair" in error["message"]
+
+
+async def test_an_escaped_backslash_is_no_surrogate(app: Starlette) -> None:
+    content = rb'{"model": "base", "prompt": "\\ud83d'
+    headers = {"content-type": "application/json"}
+    error = await refused(app, "/v1/completions", content=content, headers=headers)
+    assert error["message"].endswith("Input data was truncated.")
 
 
 @pytest.mark.parametrize("name", ["llama:base", "models/base", "Base", " base"])

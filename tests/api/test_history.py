@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 SHARED = "shared/data/tokenizers/chat_templates"  # beside the repository or above it
 TEMPLATES = [path for parent in Path(__file__).parents for path in sorted((parent / SHARED).glob("*.jinja"))]
 USER = {"role": "user", "content": "hi"}
-MALFORMED = ['{"a": 1', "[]", "null", "3", '"text"', "not JSON", "{'a': 1}"]
+MALFORMED = ['{"a": 1', "[]", "null", "3", '"text"', "not JSON", "{'a': 1}", r'{"a": "\ud83d"}']
 BY_ONE = (
     "{{ tools or '' }}"
     "{% for m in messages %}{{ m.role }}:{{ m.content or '' }}{% for c in m.tool_calls or [] %}"

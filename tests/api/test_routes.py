@@ -69,6 +69,16 @@ async def test_a_long_text_is_tokenized_too(app: Starlette) -> None:
     assert tokens["count"] == 20_000
 
 
+async def test_tokenize_and_detokenize_take_the_same_number_of_tokens(app: Starlette) -> None:
+    most = 2**16
+    async with asgi.client(app) as client:
+        for count, status in ((most, 200), (most + 1, 400)):
+            there = await client.post("/tokenize", json={"prompt": "x" * count})
+            back = await client.post("/detokenize", json={"tokens": [3] * count})
+            assert (there.status_code, back.status_code) == (status, status)
+    assert there.json()["error"]["code"] == back.json()["error"]["code"] == "context_length_exceeded"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

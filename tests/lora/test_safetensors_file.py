@@ -86,12 +86,14 @@ def test_a_lying_header_is_refused(lie: str, tmp_path: Path) -> None:
     with pytest.raises(AdapterError, match=reason) as refused:
         SafetensorsFile(write(tmp_path / "x.safetensors", header, data))
     assert len(refused.value.message) < 1000
+    assert refused.value.param, "the tensor, or the file"
 
 
 @pytest.mark.parametrize("length", [0, 1, 500, MAX_HEADER + 1, 2**63, 2**64 - 1])
 def test_a_header_length_that_cannot_be_is_refused(length: int, tmp_path: Path) -> None:
-    with pytest.raises(AdapterError, match=f"header of {length} bytes"):
+    with pytest.raises(AdapterError, match=f"header of {length} bytes") as refused:
         SafetensorsFile(write(tmp_path / "x.safetensors", {"a": entry(0, 4)}, b"", length))
+    assert refused.value.param == "x.safetensors"
 
 
 def test_a_name_that_is_no_text_is_refused_in_text_that_can_be_sent(tmp_path: Path) -> None:

@@ -38,6 +38,21 @@ async def ask(app: Starlette, path: str = "/v1/messages", **fields: Any) -> asgi
             {"messages": [*TALK, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
             "messages[1].content[0].tool_use_id",
         ),
+        (
+            {
+                "messages": [
+                    *TALK,
+                    {
+                        "role": "assistant",
+                        "content": [
+                            {"type": "text", "text": "a"},
+                            {"type": "tool_use", "id": "x", "name": "f", "input": {}},
+                        ],
+                    },
+                ]
+            },
+            "messages[1]",
+        ),
         ({"temperature": -1}, "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"stop": "x"}, "stop"),

@@ -100,8 +100,11 @@ async def test_a_full_engine_is_asked_again(tmp_path: Path) -> None:
 
 BROKEN: dict[str, tuple[Any, str, str | None]] = {
     "no JSON": (b"{", "invalid_json_line", None),
+    "no UTF-8": (b'{"custom_id": "\xff"}', "invalid_json_line", None),
     "no object": (b"[]", "invalid_line", None),
-    "no custom_id": ({"method": "POST", "url": CHAT, "body": {}}, "invalid_line", None),
+    "no custom_id": ({"method": "POST", "url": CHAT, "body": {}}, "missing_required_parameter", "custom_id"),
+    "custom_id": (request("x") | {"custom_id": 5}, "invalid_type", "custom_id"),
+    "another field": (request("x") | {"model": "base"}, "unknown_parameter", "model"),
     "twice": (request("r1"), "duplicate_custom_id", "custom_id"),
     "method": (request("x") | {"method": "GET"}, "invalid_method", "method"),
     "url": (request("x") | {"url": "/v1/completions"}, "invalid_url", "url"),
@@ -123,7 +126,7 @@ async def test_a_broken_line_fails_the_batch_and_is_named(tmp_path: Path, what: 
         batch = await fixture.until(await fixture.start([request("r1"), b"", line, request("r2")]), "failed")
     (error,) = batch["errors"]["data"]
     assert (error["code"], error["line"]) == (code, 3), error
-    assert error["param"] == (param or error["param"])
+    assert error["param"] == param
     assert not engine.submitted, "nothing is run of a batch that fails"
     assert batch["failed_at"] is not None
     assert batch["output_file_id"] is None

@@ -124,8 +124,21 @@ def test_every_field_of_peft_s_config_is_read_of_no_effect_or_refused_with_its_o
 )
 def test_a_config_that_is_no_config_is_refused(folder: Path, text: bytes, reason: str) -> None:
     (folder / CONFIG_FILE).write_bytes(text)
-    with pytest.raises(AdapterError, match=reason):
+    with pytest.raises(AdapterError, match=reason) as refused:
         read_adapter(folder, SHAPES)
+    assert refused.value.param == ("peft_type" if text == b"{}" else CONFIG_FILE)
+
+
+@pytest.mark.parametrize(("token", "served"), [(99, True), (100, False)])
+def test_an_invocation_that_the_base_cannot_read_is_refused(folder: Path, token: int, served: bool) -> None:
+    shapes = dataclasses.replace(SHAPES, vocabulary=(100, 32))
+    set_config(folder, alora_invocation_tokens=[3, token])
+    if served:
+        assert read_adapter(folder, shapes).invocation == (3, token)
+        return
+    with pytest.raises(AdapterError, match="has 100; the base's tokens are from 0 to 99") as refused:
+        read_adapter(folder, shapes)
+    assert refused.value.param == "alora_invocation_tokens"
 
 
 def test_a_missing_file_is_refused(folder: Path) -> None:
@@ -255,4 +268,4 @@ def test_a_dtype_that_is_not_served_is_refused(folder: Path, dtype: torch.dtype)
 
 def test_a_file_without_tensors_is_refused(folder: Path) -> None:
     edit_tensors(folder, lambda tensors: tensors.clear())
-    assert_refused(folder, None, "no tensors")
+    assert_refused(folder, TENSORS_FILE, "no tensors")
