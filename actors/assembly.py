@@ -20,9 +20,9 @@ import torch
 from personae.actors.adapter_folders import adapter_folders
 from personae.actors.client import ModelCard
 from personae.actors.draft_model import chosen_speculation, load_draft_model
-from personae.actors.expert_groups import expert_groups
 from personae.actors.options import EngineOptions
 from personae.actors.rank_cores import shared_cores
+from personae.actors.rank_options import attention_ranks, expert_groups
 from personae.actors.sizing import Sizes, choose_sizes
 from personae.actors.spec import EngineSpec, GrammarService, StepRunner
 from personae.actors.start_adapters import read_start_adapters
@@ -344,7 +344,7 @@ def _instructions(device: torch.device, options: EngineOptions) -> str:
                 f"{name} {size}"
                 for name, size in (
                     ("tensor-parallel", options.tensor_parallel_size),
-                    ("dp-attention", options.tensor_parallel_size * options.enable_dp_attention),
+                    ("dp-attention", attention_ranks(options)),
                     ("expert-parallel", options.expert_parallel_size),
                     ("pipeline-parallel", options.pipeline_parallel_size),
                 )
@@ -559,11 +559,7 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         options.pipeline_parallel_size,
         expert_groups(options),
     )
-    own_sequences = options.enable_dp_attention
-    if own_sequences and size == 1:
-        raise LoadError("--enable-dp-attention needs a --tensor-parallel-size of 2 or more.")
-    if own_sequences and stages > 1:
-        raise LoadError("--enable-dp-attention and --pipeline-parallel-size do not work together so far.")
+    attention = attention_ranks(options)
     if size * stages == 1:
         return None
     option = f"--tensor-parallel-size {size}" if size > 1 else f"--pipeline-parallel-size {stages}"
@@ -577,7 +573,7 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         if getattr(options, name):
             other = f"--{name.replace('_', '-')}"
             raise LoadError(f"{option} and {other} do not work together so far.")
-    shared = checkpoint.config().of_rank(0, size, groups, data_parallel=own_sequences)
+    shared = checkpoint.config().of_rank(0, size, groups, attention_ranks=attention)
     shared.of_stage(0, stages)  # says so before anything is loaded
     if (warning := shared_cores(options)) is not None:
         log.warning("%s", warning)
@@ -589,7 +585,7 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         size,
         stages,
         groups,
-        data_parallel=own_sequences,
+        attention_ranks=attention,
         dtype=options.dtype,
         quantize=options.quantize,
         max_position=options.max_model_len,

@@ -160,11 +160,23 @@ class ModelOptions:
             "attention).",
         ),
     ] = False
+    attention_ranks: Annotated[
+        int | None,
+        OptionInfo(
+            "With --enable-dp-attention: so many of those processes have attention and sequences. The others "
+            "have the MLPs and experts, and nothing else (attention/FFN disaggregation).",
+            min=1,
+            max=63,
+            unset="all have both",
+            metavar="RANKS",
+        ),
+    ] = None
     expert_parallel_size: Annotated[
         int,
         OptionInfo(
             "Divide the experts of a mixture of experts among this many groups of those processes: each "
-            "group has whole experts. It must divide --tensor-parallel-size. 1 cuts every expert.",
+            "group has whole experts. It must divide --tensor-parallel-size, or the ranks without attention. 1 cuts "
+            "every expert.",
             min=1,
             max=64,
             metavar="GROUPS",

@@ -20,7 +20,7 @@ class StartRank(msgspec.Struct, frozen=True):
     stage: int
     stages: int
     expert_groups: ExpertGroups
-    data_parallel: bool
+    attention_ranks: int
     version: str
     model: str
     weights: str

@@ -70,7 +70,7 @@ class RankEnded(RuntimeError):
 
 class Ranks:
     """All ranks of one model but the first. `comm` is the first rank's part in what they exchange, `count`
-    how many ranks there are with the first. `data_parallel`: see Comm.
+    how many ranks there are with the first. `attention_ranks`: see Comm.
 
     `size` ranks share the layers of each of the `stages`. The ranks' numbers go stage by stage. They load
     their parts in parallel to the first rank, which calls `loaded` when it has its own. `far`: all stages but
@@ -85,7 +85,7 @@ class Ranks:
         stages: int = 1,
         expert_groups: ExpertGroups = NO_GROUPS,
         *,
-        data_parallel: bool = False,
+        attention_ranks: int = 0,
         dtype: str,
         quantize: str | None,
         max_position: int | None,
@@ -101,7 +101,7 @@ class Ranks:
                 stage,
                 stages,
                 expert_groups,
-                data_parallel,
+                attention_ranks,
                 personae.__version__,
                 str(model),
                 weights,
@@ -125,7 +125,7 @@ class Ranks:
         self._sums = (
             None
             if own.file is None
-            else SharedMemory(own.file, 0, size, self.check, expert_groups, data_parallel=data_parallel)
+            else SharedMemory(own.file, 0, size, self.check, expert_groups, attention_ranks=attention_ranks)
         )
         self.comm: Comm = self._sums or ONE_RANK
         self._pipeline: Pipeline | None = None

@@ -62,7 +62,7 @@ class Runner(DeviceAdapters):
         self.experts = None if model.files is None else RankExperts(model, model.files)
         self.expert_balance = None
         self._stages = model.comm.stages
-        self._region = model.comm.rank if model.comm.data_parallel else None
+        self._region = model.comm.rank if model.comm.attention_ranks else None
         self._tier = tier
         self._side_stream = SideStream() if tier is not None and model.device.type == "cuda" else None
         self.graphs, self.prefill_graphs = graphs, prefill_graphs
@@ -299,7 +299,7 @@ class Runner(DeviceAdapters):
     def _share(self, slots: Ints, starts: Ints, counts: Ints, places: Ints) -> RankShare:
         """The tokens of each rank, and this one's rows."""
         regions = self._tables.regions[slots]
-        tokens = np.bincount(regions, counts, self.layout.regions).astype(np.int64).tolist()
+        tokens = np.bincount(regions, counts, self.model.comm.size).astype(np.int64).tolist()
         own = regions == self._region
         if not own.any():
             return RankShare(tokens, None)

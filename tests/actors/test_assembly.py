@@ -137,6 +137,24 @@ def test_a_context_is_limited_to_what_the_memory_holds_if_none_is_configured() -
             {"pipeline_parallel_size": 2, "enable_dp_attention": True},
             "--enable-dp-attention and --pipeline-parallel-size do not work together",
         ),
+        ({"attention_ranks": 1}, "--attention-ranks 1 needs --enable-dp-attention"),
+        (
+            {"attention_ranks": 2, "enable_dp_attention": True},
+            "--attention-ranks 2: it must be less than --tensor-parallel-size, which is 2",
+        ),
+        (
+            {
+                "tensor_parallel_size": 4,
+                "attention_ranks": 1,
+                "enable_dp_attention": True,
+                "expert_parallel_size": 2,
+            },
+            "--expert-parallel-size 2: it must divide the 3 ranks without attention",
+        ),
+        (
+            {"tensor_parallel_size": 6, "attention_ranks": 1, "enable_dp_attention": True},
+            "--attention-ranks 1 of 6: this model has an MLP with inner vectors of 96, which 5 ranks cannot",
+        ),
         ({"enable_eplb": True}, "--enable-eplb needs an --expert-parallel-size of 2 or more"),
         ({"num_redundant_experts": 2}, "--num-redundant-experts 2 needs --enable-eplb"),
         (
