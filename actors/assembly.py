@@ -22,7 +22,7 @@ from personae.actors.client import ModelCard
 from personae.actors.draft_model import chosen_speculation, load_draft_model
 from personae.actors.options import EngineOptions
 from personae.actors.rank_cores import shared_cores
-from personae.actors.rank_options import attention_ranks, expert_groups
+from personae.actors.rank_options import attention_ranks, expert_groups, two_batches
 from personae.actors.sizing import Sizes, choose_sizes
 from personae.actors.spec import EngineSpec, GrammarService, StepRunner
 from personae.actors.start_adapters import read_start_adapters
@@ -155,6 +155,11 @@ def assemble(
         model = _loaded(options, device, partial(phase, "weights"), comm, packed, checkpoint)
         if ranks is not None:
             ranks.loaded()
+        if comm.turns is not None and model.runs_in_one_call:
+            raise LoadError(
+                "--enable-two-batch-overlap: all layers of this model run in one call here, so a step has no "
+                "halves; leave the option out, or give ranks attention of their own (--enable-dp-attention)."
+            )
         phase("tokenizer", 0, 0)
         tokenizer, vocabulary = texts.result()
     phase("adapters", 0, 0)
@@ -559,7 +564,7 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         options.pipeline_parallel_size,
         expert_groups(options),
     )
-    attention = attention_ranks(options)
+    attention, halves = attention_ranks(options), two_batches(options)
     if size * stages == 1:
         return None
     option = f"--tensor-parallel-size {size}" if size > 1 else f"--pipeline-parallel-size {stages}"
@@ -586,6 +591,7 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         stages,
         groups,
         attention_ranks=attention,
+        two_batches=halves,
         dtype=options.dtype,
         quantize=options.quantize,
         max_position=options.max_model_len,

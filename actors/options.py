@@ -171,12 +171,19 @@ class ModelOptions:
             metavar="RANKS",
         ),
     ] = None
+    enable_two_batch_overlap: Annotated[
+        bool,
+        OptionInfo(
+            "With --tensor-parallel-size: compute a step of 64 tokens or more as two halves, one of which is "
+            "computed while a rank would wait for what others give it for the other one.",
+        ),
+    ] = False
     expert_parallel_size: Annotated[
         int,
         OptionInfo(
             "Divide the experts of a mixture of experts among this many groups of those processes: each "
-            "group has whole experts. It must divide --tensor-parallel-size, or the ranks without attention. 1 cuts "
-            "every expert.",
+            "group has whole experts. It must divide --tensor-parallel-size, or the ranks "
+            "without attention. 1 cuts every expert.",
             min=1,
             max=64,
             metavar="GROUPS",

@@ -35,6 +35,18 @@ def expert_groups(options: ModelOptions) -> ExpertGroups:
     return ExpertGroups(groups, 1 if copies is None else copies // groups)
 
 
+def two_batches(options: ModelOptions) -> bool:
+    """Whether the halves of a step take turns. Raises LoadError for options that contradict each other."""
+    if options.enable_two_batch_overlap and options.tensor_parallel_size == 1:
+        raise LoadError("--enable-two-batch-overlap needs a --tensor-parallel-size of 2 or more.")
+    if options.enable_two_batch_overlap and options.pipeline_parallel_size > 1:
+        raise LoadError(
+            "--enable-two-batch-overlap and --pipeline-parallel-size do not work together: stages compute "
+            "parts of a step at the same time as it is."
+        )
+    return options.enable_two_batch_overlap
+
+
 def attention_ranks(options: ModelOptions) -> int:
     """See `Comm`. Raises LoadError for options that contradict each other."""
     size, asked = options.tensor_parallel_size, options.attention_ranks
@@ -48,7 +60,7 @@ def attention_ranks(options: ModelOptions) -> int:
         raise LoadError("--enable-dp-attention and --pipeline-parallel-size do not work together so far.")
     if asked is not None and asked >= size:
         raise LoadError(
-            f"--attention-ranks {asked}: it must be less than --tensor-parallel-size, which is {size}, so that "
-            "there are ranks for MLPs and experts."
+            f"--attention-ranks {asked}: it must be less than --tensor-parallel-size, which is {size}, so "
+            "that there are ranks for MLPs and experts."
         )
     return asked or size

@@ -12,7 +12,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable
-from threading import Lock
+from threading import Lock, local
 from typing import Protocol
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 from personae.engine.parallel import shared_file
 from personae.engine.parallel.expert_placement import NO_GROUPS, ExpertGroups
 from personae.engine.parallel.shared_file import COUNTER_STEP
+from personae.engine.parallel.turns import Turns
 from personae.kernels.decoder import RankSums
 
 _SPINS, _YIELDS = 50, 100  # a rank that waits longer naps: it may have the core that another needs
@@ -78,6 +79,10 @@ class Comm(Collectives, Protocol):
         """The ranks that have other parts of this rank's experts."""
 
     @property
+    def turns(self) -> Turns | None:
+        """How the halves of a step take turns (two-batch overlap); None if a step has no halves."""
+
+    @property
     def sums(self) -> RankSums | None:
         """Where a decoder that runs all layers in one call adds up the ranks' parts; None for one rank."""
 
@@ -99,6 +104,7 @@ class OneRank:
     stage, stages = 0, 1
     expert_groups = NO_GROUPS
     attention_ranks = 0
+    turns: Turns | None = None
     sums: RankSums | None = None
 
     @property
@@ -161,19 +167,29 @@ class OwnRows(OneRank):
     """What blocks that ranks share exchange where some have sequences of their own: the tokens of all come
     in, and each rank gets the sum for its own tokens. `inner`: what the ranks exchange otherwise.
 
-    `counts`: how many tokens of the step each rank has. Set it before each step.
+    `counts`: how many tokens of the step each rank has. Set it before each step, or in each of the threads
+    that compute its halves.
     """
 
     def __init__(self, inner: Comm) -> None:
         self.rank, self.size, self.expert_groups = inner.sharing.rank, inner.sharing.size, inner.expert_groups
-        self.counts: list[int] = []
-        self._inner = inner
+        self._inner, self._step = inner, local()
         self._sharing = kinds(inner.size, inner.attention_ranks)[-1]
 
     @property
     def group(self) -> Collectives:
         """See Comm."""
         return self._inner.group
+
+    @property
+    def counts(self) -> list[int]:
+        """See above."""
+        counts: list[int] = self._step.counts
+        return counts
+
+    @counts.setter
+    def counts(self, counts: list[int]) -> None:
+        self._step.counts = counts
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of the x [T, width] of the ranks that share the block, for this rank's tokens."""
@@ -189,36 +205,55 @@ class OwnRows(OneRank):
         return self._inner.gather_rows(x, self.counts, self._sharing)
 
 
+class _Area:
+    """An area of the ranks' file (`shared_file.py`), as one rank has it. `members`: the ranks that use it.
+    `count`: how many parts this rank has given."""
+
+    def __init__(self, memory: mmap.mmap, ranks: int, number: int, members: range) -> None:
+        size, slots = shared_file.parts_bytes(ranks), 2 * ranks * shared_file.SLOT_BYTES
+        first = number * size
+        self.counters = memoryview(memory)[first : first + 8 * COUNTER_STEP * ranks].cast("q")
+        self.count = 0
+        self._ranks, self._members = ranks, members
+        self._bytes = torch.frombuffer(memory, dtype=torch.uint8, offset=first + size - slots, count=slots)
+        self._slots: dict[torch.dtype, list[list[Tensor]]] = {}
+
+    def slots(self, dtype: torch.dtype) -> list[Tensor]:
+        """The members' slots for the part that is given now."""
+        found = self._slots.get(dtype)
+        if found is None:
+            parts = self._bytes.view(dtype).view(2, self._ranks, -1)
+            found = [list(half[self._members.start : self._members.stop]) for half in parts]
+            self._slots[dtype] = found
+        return found[self.count % 2]
+
+
 class Parts:
-    """Some ranks that exchange parts of tensors in a part of their file's memory (`shared_file.py`). One
-    thread of each calls it.
+    """Some ranks that exchange parts of tensors in an area of their file. One thread of each calls it at a
+    time.
 
     Each rank has a counter of the parts that it has given, and two slots, which it uses in turn: it can give
     the next part while others still read the last one. `members`: the ranks' numbers in the file. `check` is
-    called regularly while this rank waits; it raises an error if another rank has ended.
+    called regularly while this rank waits; it raises an error if another rank has ended. `turns`: how the
+    halves of a step take turns. Each half has an area of its own, and gives way once in each call: so the
+    second half is never ahead of the first.
 
     `given`: how many bytes this rank has given so far.
     """
 
-    def __init__(self, number: int, members: range, check: Callable[[], None]) -> None:
+    def __init__(
+        self, number: int, members: range, check: Callable[[], None], turns: Turns | None = None
+    ) -> None:
         self.rank, self.size = members.index(number), len(members)
+        self.turns = turns
         self.given = 0
         self._number, self._members = number, members
         self._check = check
         self._fence = Lock()
 
-    def open_parts(self, memory: mmap.mmap, ranks: int, area: int) -> None:
-        """Begin anew in an area of a file of so many ranks, which all members open."""
-        each = shared_file.parts_bytes(ranks)
-        counters = memoryview(memory)[area * each :][: 8 * COUNTER_STEP * ranks]
-        slots = 2 * ranks * shared_file.SLOT_BYTES
-        self._counters = counters.cast("q")
-        self._bytes = torch.frombuffer(
-            memory, dtype=torch.uint8, offset=(area + 1) * each - slots, count=slots
-        )
-        self._ranks = ranks
-        self._slots: dict[torch.dtype, list[list[Tensor]]] = {}
-        self._count = 0
+    def open_areas(self, memory: mmap.mmap, ranks: int, *areas: int) -> None:
+        """Begin anew in these areas of a file of so many ranks, which all members open."""
+        self._areas = [_Area(memory, ranks, area, self._members) for area in areas]
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See Collectives."""
@@ -227,7 +262,7 @@ class Parts:
         step = shared_file.SLOT_BYTES // x.element_size()
         for start in range(0, flat.numel(), step):
             part = flat[start : start + step]
-            slots = self._exchange(part)
+            slots = self._exchange(part, first=not start)
             count = part.numel()
             _add_up([slot[:count] for slot in slots], part)
         return whole
@@ -238,7 +273,7 @@ class Parts:
         rows = max(shared_file.SLOT_BYTES // (max(widths) * x.element_size()), 1)
         for start in range(0, x.shape[0], rows):
             part = x[start : start + rows]
-            slots = self._exchange(part.reshape(-1))
+            slots = self._exchange(part.reshape(-1), first=not start)
             for columns, slot, width in zip(
                 torch.split(found[start : start + rows], widths, 1), slots, widths, strict=True
             ):
@@ -251,7 +286,7 @@ class Parts:
         found = torch.empty(sum(counts) if takes else 0, width, dtype=x.dtype)
         rows = max(shared_file.SLOT_BYTES // (width * x.element_size()), 1)
         for start in range(0, max(counts), rows):
-            slots = self._exchange(x[start : start + rows].reshape(-1))
+            slots = self._exchange(x[start : start + rows].reshape(-1), first=not start)
             for own, slot in zip(torch.split(found, counts) if takes else (), slots, strict=takes):
                 part = own[start : start + rows]
                 part.copy_(slot[: part.numel()].view_as(part))
@@ -268,34 +303,31 @@ class Parts:
         for start in range(0, total, step):
             part = flat[start : start + step] if gives else flat[:0]
             low, high = (min(max(bound - start, 0), min(step, total - start)) for bound in (first, last))
-            slots = self._exchange(part[:low], (high, part[high:]))
+            slots = self._exchange(part[:low], (high, part[high:]), first=not start)
             parts = [part[low:high] if giver == self.rank else slots[giver][low:high] for giver in givers]
             _add_up(parts, found.view(-1)[start + low - first : start + high - first])
         return found
 
-    def _exchange(self, part: Tensor, further: tuple[int, Tensor] | None = None) -> list[Tensor]:
+    def _exchange(
+        self, part: Tensor, further: tuple[int, Tensor] | None = None, *, first: bool
+    ) -> list[Tensor]:
         """Give a part [n], and wait for those of all members. `further`: another part, and where it begins.
-        Returns the members' slots, which have them, valid until the next but one call."""
-        self._count += 1
-        slots = self._typed(part.dtype)[self._count % 2]
+        `first`: of a call. Returns the members' slots, which have them, valid until the next but one call."""
+        area = self._areas[0 if self.turns is None else self.turns.now]
+        area.count = count = area.count + 1
+        slots, counters = area.slots(part.dtype), area.counters
         for at, each in ((0, part),) if further is None else ((0, part), further):
             self.given += each.numel() * each.element_size()
             slots[self.rank][at : at + each.numel()].copy_(each)
         self._order()
-        self._counters[self._number * COUNTER_STEP] = self._count
+        counters[self._number * COUNTER_STEP] = count
+        if first and self.turns is not None:
+            self.turns.give_way()
         for other in self._members:
-            if self._counters[other * COUNTER_STEP] < self._count:
-                self._wait(other)
+            if counters[other * COUNTER_STEP] < count:
+                self._wait(counters, other * COUNTER_STEP, count)
         self._order()
         return slots
-
-    def _typed(self, dtype: torch.dtype) -> list[list[Tensor]]:
-        found = self._slots.get(dtype)
-        if found is None:
-            first, stop = self._members.start, self._members.stop
-            parts = self._bytes.view(dtype).view(2, self._ranks, -1)[:, first:stop]
-            found = self._slots[dtype] = [list(half) for half in parts]
-        return found
 
     def _order(self) -> None:
         """Reads and writes before this are done before those after it. Taking a lock has that effect on every
@@ -303,8 +335,7 @@ class Parts:
         with self._fence:
             pass
 
-    def _wait(self, other: int) -> None:
-        place, count, counters = other * COUNTER_STEP, self._count, self._counters
+    def _wait(self, counters: memoryview, place: int, count: int) -> None:
         for _ in range(_SPINS):
             if counters[place] >= count:
                 return
@@ -321,7 +352,8 @@ class Parts:
 
 
 class SharedMemory(Parts):
-    """Ranks as processes of one machine, which have mapped the same file.
+    """Ranks as processes of one machine, which have mapped the same file. `two_batches`: a step may have
+    halves.
 
     `given`: without what only some of the ranks exchange, see `sharing` and `group`.
     """
@@ -337,8 +369,9 @@ class SharedMemory(Parts):
         expert_groups: ExpertGroups = NO_GROUPS,
         *,
         attention_ranks: int = 0,
+        two_batches: bool = False,
     ) -> None:
-        super().__init__(rank, range(size), check)
+        super().__init__(rank, range(size), check, Turns() if two_batches else None)
         self.expert_groups, self.attention_ranks = expert_groups, attention_ranks
         [kind] = [kind for kind in kinds(size, attention_ranks) if rank in kind]
         each = max(len(kind) // expert_groups.number, 1)
@@ -353,8 +386,9 @@ class SharedMemory(Parts):
         """Begin anew with another file, which all ranks open."""
         own = shared_file.AREAS * shared_file.parts_bytes(self.size)
         memory = mmap.mmap(file, own + shared_file.sums_bytes(self.size))
-        for area, parts in enumerate((self, *self._some)):
-            parts.open_parts(memory, self.size, area)
+        self.open_areas(memory, self.size, 0, 1)
+        for area, parts in enumerate(self._some, 2):
+            parts.open_areas(memory, self.size, area)
         self.sums = RankSums(torch.frombuffer(memory, dtype=torch.uint8, offset=own), self.size, self._check)
 
 

@@ -21,6 +21,7 @@ class StartRank(msgspec.Struct, frozen=True):
     stages: int
     expert_groups: ExpertGroups
     attention_ranks: int
+    two_batches: bool
     version: str
     model: str
     weights: str

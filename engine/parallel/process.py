@@ -259,6 +259,7 @@ def _comm(start: StartRank, memory: str, neighbours: Neighbours | None, check: C
             check,
             start.expert_groups,
             attention_ranks=start.attention_ranks,
+            two_batches=start.two_batches,
         )
     )
     if neighbours is None:

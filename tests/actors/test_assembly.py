@@ -112,6 +112,18 @@ def test_a_context_is_limited_to_what_the_memory_holds_if_none_is_configured() -
     assert layout.max_model_len == layout.num_pages * PAGE_SIZE < 1024
 
 
+def test_halves_of_a_step_are_refused_where_all_layers_run_in_one_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2] / ".pkg"))
+    folder = model_folder("llama", intermediate_size=128, head_dim=64)
+    options = EngineOptions(
+        folder, device="cpu", dtype="bfloat16", tensor_parallel_size=2, enable_two_batch_overlap=True
+    )
+    with pytest.raises(LoadError, match="all layers of this model run in one call here"):
+        assemble(options)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -136,6 +148,14 @@ def test_a_context_is_limited_to_what_the_memory_holds_if_none_is_configured() -
         (
             {"pipeline_parallel_size": 2, "enable_dp_attention": True},
             "--enable-dp-attention and --pipeline-parallel-size do not work together",
+        ),
+        (
+            {"tensor_parallel_size": 1, "enable_two_batch_overlap": True},
+            "--enable-two-batch-overlap needs a --tensor-parallel-size of 2 or more",
+        ),
+        (
+            {"pipeline_parallel_size": 2, "enable_two_batch_overlap": True},
+            "--enable-two-batch-overlap and --pipeline-parallel-size do not work together",
         ),
         ({"attention_ranks": 1}, "--attention-ranks 1 needs --enable-dp-attention"),
         (

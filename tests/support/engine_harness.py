@@ -5,8 +5,9 @@ each produced. Up to `lookahead` plans are in flight, and a step is read while t
 one, as the actors do it; with stages, while as many others are in these. With `capture` decode steps run as
 graphs, with `prefill` those with prompts. With a `policy` rows have drafts, also those of the model or head
 in `draft` and from earlier `answers`. With several `ranks` each has the whole model, or its part of it if
-they are `shared`; then `ranks` of them share each of the `stages`. `attention_ranks`: so many of
-them have attention, for sequences of their own, and the others the MLPs; all ranks both, if these are all.
+they are `shared`; then `ranks` of them share each of the `stages`. `attention_ranks`: so
+many have attention, for sequences of their own, and the others the MLPs; all have both, if these are all.
+With `two_batches` the halves of larger steps take turns.
 """
 
 import os
@@ -119,6 +120,7 @@ def comms_of(
     spare: int | None = None,
     *,
     attention_ranks: int = 0,
+    two_batches: bool = False,
 ) -> list[Comm]:
     """Ranks as threads of this process, stage by stage."""
     groups = ExpertGroups(expert_groups, spare)
@@ -129,7 +131,15 @@ def comms_of(
             continue
         file = new_shared_file(size)
         comms += [
-            SharedMemory(file, rank, size, lambda: None, groups, attention_ranks=attention_ranks)
+            SharedMemory(
+                file,
+                rank,
+                size,
+                lambda: None,
+                groups,
+                attention_ranks=attention_ranks,
+                two_batches=two_batches,
+            )
             for rank in range(size)
         ]
         os.close(file)
@@ -177,6 +187,7 @@ class EngineHarness:
         expert_groups: int = 1,
         spare: int | None = None,
         attention_ranks: int = 0,
+        two_batches: bool = False,
     ) -> None:
         at = torch.device(device)
         models = [
@@ -184,7 +195,14 @@ class EngineHarness:
                 folder, device=at, dtype=dtype, max_position=max_model_len, quantize=quantize, comm=comm
             )
             for comm in (
-                comms_of(ranks, stages, expert_groups, spare, attention_ranks=attention_ranks)
+                comms_of(
+                    ranks,
+                    stages,
+                    expert_groups,
+                    spare,
+                    attention_ranks=attention_ranks,
+                    two_batches=two_batches,
+                )
                 if shared
                 else [ONE_RANK]
             )
