@@ -20,10 +20,10 @@ import torch
 from personae.actors.adapter_folders import adapter_folders
 from personae.actors.client import ModelCard
 from personae.actors.draft_model import chosen_speculation, load_draft_model
-from personae.actors.expert_groups import expert_groups
 from personae.actors.kit.gc_tuning import spare_what_is_here
 from personae.actors.options import EngineOptions
 from personae.actors.rank_cores import shared_cores
+from personae.actors.rank_options import attention_ranks, expert_groups, two_batches
 from personae.actors.sizing import Sizes, choose_sizes
 from personae.actors.spec import EngineSpec, GrammarService, StepRunner
 from personae.actors.start_adapters import read_start_adapters
@@ -159,6 +159,11 @@ def assemble(
         model = _loaded(options, device, partial(phase, "weights"), comm, packed, checkpoint)
         if ranks is not None:
             ranks.loaded()
+        if comm.turns is not None and model.runs_in_one_call:
+            raise LoadError(
+                "--enable-two-batch-overlap: all layers of this model run in one call here, so a step has no "
+                "halves; leave the option out, or give ranks attention of their own (--enable-dp-attention)."
+            )
         phase("tokenizer", 0, 0)
         tokenizer, vocabulary = texts.result()
     phase("adapters", 0, 0)
@@ -364,7 +369,7 @@ def _instructions(device: torch.device, options: EngineOptions) -> str:
                 f"{name} {size}"
                 for name, size in (
                     ("tensor-parallel", options.tensor_parallel_size),
-                    ("dp-attention", options.tensor_parallel_size * options.enable_dp_attention),
+                    ("dp-attention", attention_ranks(options)),
                     ("expert-parallel", options.expert_parallel_size),
                     ("pipeline-parallel", options.pipeline_parallel_size),
                 )
@@ -584,11 +589,7 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         options.pipeline_parallel_size,
         expert_groups(options),
     )
-    own_sequences = options.enable_dp_attention
-    if own_sequences and size == 1:
-        raise LoadError("--enable-dp-attention needs a --tensor-parallel-size of 2 or more.")
-    if own_sequences and stages > 1:
-        raise LoadError("--enable-dp-attention and --pipeline-parallel-size do not work together so far.")
+    attention, halves = attention_ranks(options), two_batches(options)
     if size * stages == 1:
         return None
     option = f"--tensor-parallel-size {size}" if size > 1 else f"--pipeline-parallel-size {stages}"
@@ -602,7 +603,7 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         if getattr(options, name):
             other = f"--{name.replace('_', '-')}"
             raise LoadError(f"{option} and {other} do not work together so far.")
-    shared = checkpoint.config().of_rank(0, size, groups, data_parallel=own_sequences)
+    shared = checkpoint.config().of_rank(0, size, groups, attention_ranks=attention)
     shared.of_stage(0, stages)  # says so before anything is loaded
     if (warning := shared_cores(options)) is not None:
         log.warning("%s", warning)
@@ -614,7 +615,8 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         size,
         stages,
         groups,
-        data_parallel=own_sequences,
+        attention_ranks=attention,
+        two_batches=halves,
         dtype=options.dtype,
         quantize=options.quantize,
         max_position=options.max_model_len,

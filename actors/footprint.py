@@ -10,9 +10,9 @@ from math import prod
 import torch
 
 from personae.actors.adapter_folders import adapter_folders
-from personae.actors.expert_groups import expert_groups
 from personae.actors.options import EngineOptions
 from personae.actors.rank_cores import shared_cores
+from personae.actors.rank_options import attention_ranks, expert_groups
 from personae.actors.sizing import choose_sizes
 from personae.actors.start_adapters import read_start_adapters
 from personae.engine.checkpoints import open_checkpoint
@@ -81,10 +81,10 @@ def footprint(options: EngineOptions, device: torch.device) -> Footprint:
     checkpoint = open_checkpoint(options.model)
     described = describe(checkpoint, device=device, dtype=options.dtype, quantize=options.quantize)
     size, stages = options.tensor_parallel_size, options.pipeline_parallel_size
-    groups, own_sequences = expert_groups(options), options.enable_dp_attention
-    comm = Unconnected(0, size, 0, stages, groups, data_parallel=own_sequences)
+    groups, attention = expert_groups(options), attention_ranks(options)
+    comm = Unconnected(0, size, 0, stages, groups, attention_ranks=attention)
     decoders = list(described.decoders(comm))
-    decoder = decoders[0]
+    _, decoder = decoders[0]
     folders = adapter_folders(options.adapters, options.named_adapters)
     _set_fingerprints(decoder, described.stored, read=bool(folders))
     shapes = lora_shapes(decoder)
@@ -93,8 +93,10 @@ def footprint(options: EngineOptions, device: torch.device) -> Footprint:
         options, decoder, shared_shapes(decoder), adapters.values(), device=device, loaded=False
     )
     layout = sizes.layout
-    copies = size // layout.regions  # of a token's page, each with a rank's part of its heads
-    stored = [tensor for each in decoders for tensor in _used(described, each)]
+    copies = 1 if attention else size  # of a token's page, each with a rank's part of its heads
+    stored = {
+        name: described.stored[name] for _, each in decoders for name in _used(described, each)
+    }.values()
     return Footprint(
         model=described.name,
         architecture=described.config.architecture,
@@ -103,8 +105,8 @@ def footprint(options: EngineOptions, device: torch.device) -> Footprint:
         parameters=sum(prod(tensor.shape) for tensor in stored),
         file_bytes=sum(tensor.bytes for tensor in stored),
         format=described.form,
-        weight_bytes=size * sum(each.nbytes for each in decoders),
-        read_bytes=size * sum(map(_read_bytes, decoders)),
+        weight_bytes=described.nbytes(comm),
+        read_bytes=sum(count * _read_bytes(each) for count, each in decoders),
         kv_dtype=str(sizes.kv_dtype).removeprefix("torch."),
         token_bytes=sizes.page_bytes * copies // layout.page_size,
         kv_bytes=sizes.page_bytes * copies * layout.num_pages,
@@ -129,9 +131,9 @@ def _set_fingerprints(decoder: Decoder, stored: Mapping[str, StoredTensor], *, r
             decoder.fingerprints[name] = fingerprint(stored[name].read() if read else nothing)
 
 
-def _used(described: Described, decoder: Decoder) -> list[StoredTensor]:
-    """The files' tensors that the decoder has; a tied matrix once."""
-    return [described.stored[name] for name, _ in decoder.tensors() if name in described.stored]
+def _used(described: Described, decoder: Decoder) -> list[str]:
+    """The names of the files' tensors that the decoder has; a tied matrix once."""
+    return [name for name, _ in decoder.tensors() if name in described.stored]
 
 
 def _read_bytes(decoder: Decoder) -> int:

@@ -160,11 +160,30 @@ class ModelOptions:
             "attention).",
         ),
     ] = False
+    attention_ranks: Annotated[
+        int | None,
+        OptionInfo(
+            "With --enable-dp-attention: so many of those processes have attention and sequences. The others "
+            "have the MLPs and experts, and nothing else (attention/FFN disaggregation).",
+            min=1,
+            max=63,
+            unset="all have both",
+            metavar="RANKS",
+        ),
+    ] = None
+    enable_two_batch_overlap: Annotated[
+        bool,
+        OptionInfo(
+            "With --tensor-parallel-size: compute a step of 64 tokens or more as two halves, one of which is "
+            "computed while a rank would wait for what others give it for the other one.",
+        ),
+    ] = False
     expert_parallel_size: Annotated[
         int,
         OptionInfo(
             "Divide the experts of a mixture of experts among this many groups of those processes: each "
-            "group has whole experts. It must divide --tensor-parallel-size. 1 cuts every expert.",
+            "group has whole experts. It must divide --tensor-parallel-size, or the ranks "
+            "without attention. 1 cuts every expert.",
             min=1,
             max=64,
             metavar="GROUPS",

@@ -77,7 +77,7 @@ def choose_sizes(
     draft_bytes = 0 if draft is None else _draft_bytes(draft, page_size)
     ranks = _ranks(options, adapters, shapes, model.dtype, model.comm.size)
     granule = granule_of(device)
-    lent = None if model.comm.data_parallel else granule  # ranks have other pages, and the same adapters
+    lent = None if model.comm.attention_ranks else granule  # ranks have other pages, and the same adapters
     own = pool_bytes(shapes, ranks, model.dtype, granule or 0)
     # Adapters may have as much again in addition to their ranks: see LoraPool.
     reserved = own + pool_bytes(shapes, ranks, model.dtype)
@@ -137,8 +137,9 @@ def _layout(
         memory, source = _host_memory(options)
     else:
         memory, source = _device_memory(options, reserved, partial(profile, largest))
-    regions = model.comm.size if model.comm.data_parallel else 1
-    whole_page = (page_bytes + draft_bytes) * model.comm.size  # all ranks share the memory
+    regions = model.comm.attention_ranks or 1
+    # All ranks that have pages share the memory.
+    whole_page = (page_bytes + draft_bytes) * (model.comm.attention_ranks or model.comm.size)
     num_pages = memory // whole_page
     length = _longest(
         options.max_model_len, model.config.max_position, num_pages, page_size, whole_page, source

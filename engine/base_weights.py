@@ -49,11 +49,13 @@ class DecoderBaseWeights:
     def total(self, site: Site, squares: Tensor) -> Tensor:
         """See BaseWeights."""
         shard = None if isinstance(site, str) else self._model.config.shards.get(site[1])
-        return squares if shard is None or shard.dim == OUTPUTS else self._model.comm.all_reduce(squares)
+        return (
+            squares if shard is None or shard.dim == OUTPUTS else self._model.comm.sharing.all_reduce(squares)
+        )
 
     def everywhere(self, good: bool) -> bool:
         """See BaseWeights."""
-        return not self._model.comm.all_reduce(torch.tensor([0.0 if good else 1.0])).item()
+        return not self._model.comm.sharing.all_reduce(torch.tensor([0.0 if good else 1.0])).item()
 
     def name(self, site: Site) -> str:
         """See BaseWeights."""

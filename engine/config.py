@@ -7,7 +7,7 @@ from typing import Literal
 
 from personae.engine.layers.attention import AttentionSpec
 from personae.engine.layers.block import KVSpec, LayerSpec
-from personae.engine.layers.dense_and_experts import experts_of, with_expert_groups
+from personae.engine.layers.dense_and_experts import DenseAndExpertsSpec, experts_of, with_expert_groups
 from personae.engine.layers.parallel import ParallelSpec
 from personae.engine.parallel.expert_placement import NO_GROUPS, ExpertGroups
 from personae.errors import LoadError
@@ -80,19 +80,31 @@ class ModelConfig:
         }
 
     def of_rank(
-        self, rank: int, size: int, expert_groups: ExpertGroups = NO_GROUPS, *, data_parallel: bool = False
+        self, rank: int, size: int, expert_groups: ExpertGroups = NO_GROUPS, *, attention_ranks: int = 0
     ) -> "ModelConfig":
         """What a rank of `size` has of the layers. `expert_groups`: how they divide the experts.
-        `data_parallel`: see LayerSpec. Raises LoadError if the layers cannot be divided so."""
+        `attention_ranks`: see LayerSpec. Raises LoadError if the layers cannot be divided so."""
         if size == 1:
             return self
         divided = self if expert_groups.number == 1 else self._with_expert_groups(expert_groups)
+        option, sharing = f"--tensor-parallel-size {size}", size
+        if 0 < attention_ranks < size:
+            option, sharing = f"--attention-ranks {attention_ranks} of {size}", size - attention_ranks
+            blocks = (block for layer in self.layer_specs for block in layer.blocks)
+            if any(isinstance(block, DenseAndExpertsSpec) for block in blocks):
+                raise LoadError(
+                    f"{option}: this model has layers with an MLP and experts beside it, whose results have "
+                    "norms of their own; these have to be on the ranks that have attention."
+                )
+        if rank >= attention_ranks > 0:
+            divided = replace(divided, per_layer_embedding=None)
         try:
-            return divided.with_layers(lambda layer: layer.of_rank(rank, size, data_parallel=data_parallel))
+            return divided.with_layers(
+                lambda layer: layer.of_rank(rank, size, attention_ranks=attention_ranks)
+            )
         except ValueError as error:
             raise LoadError(
-                f"--tensor-parallel-size {size}: this model has {error}, which {size} ranks cannot share "
-                "equally."
+                f"{option}: this model has {error}, which {sharing} ranks cannot share equally."
             ) from None
 
     def _with_expert_groups(self, groups: ExpertGroups) -> "ModelConfig":

@@ -17,7 +17,7 @@ from personae.engine.model_files import ModelFiles
 from personae.engine.models.decoder import Decoder
 from personae.engine.numerics import weight_files, weights_digest
 from personae.engine.packed_weights import PackedWeights, code_digest, file_facts
-from personae.engine.parallel.comm import ONE_RANK, Comm, Unconnected
+from personae.engine.parallel.comm import ONE_RANK, Comm, Unconnected, kinds
 from personae.engine.quantization.base import load
 from personae.engine.quantization.unquantized import multiplies_bfloat16
 from personae.errors import ModelLoadError
@@ -62,23 +62,24 @@ class Described:
             comm=comm,
         )
 
-    def decoders(self, comm: Comm) -> Iterator[Decoder]:
-        """The decoders of a rank of each stage, with shapes and without values."""
+    def decoders(self, comm: Comm) -> Iterator[tuple[int, Decoder]]:
+        """The decoder of a rank of each stage and of each kind, with shapes and without values, and how many
+        such ranks there are. The first kind has attention."""
         for stage in range(comm.stages):
-            yield self.decoder(
-                Unconnected(
-                    comm.rank,
+            for kind in kinds(comm.size, comm.attention_ranks):
+                rank = Unconnected(
+                    kind.start,
                     comm.size,
                     stage,
                     comm.stages,
                     comm.expert_groups,
-                    data_parallel=comm.data_parallel,
+                    attention_ranks=comm.attention_ranks,
                 )
-            )
+                yield len(kind), self.decoder(rank)
 
     def nbytes(self, comm: Comm) -> int:
         """The bytes of the parameters of all ranks."""
-        return comm.size * sum(decoder.nbytes for decoder in self.decoders(comm))
+        return sum(count * decoder.nbytes for count, decoder in self.decoders(comm))
 
 
 def describe(checkpoint: Checkpoint, *, device: torch.device, dtype: str, quantize: str | None) -> Described:

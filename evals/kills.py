@@ -4,6 +4,7 @@
     python -m personae.evals.kills --kind engine --kills 50 --streams 32 -- --replicas 2
     python -m personae.evals.kills --kind prefill --kind decode --streams 8
     python -m personae.evals.kills --kind tensor --kind stage --kind expert --kind attention --kills 10
+    python -m personae.evals.kills --kind apart --kills 10
 
 Clients stream answers of `REQUESTS`, one after the other: greedy and seeded, with adapters, logprobs and two
 choices, bound by schemas, by checked schemas, by regular expressions and by GBNF. At random moments a process
@@ -11,10 +12,10 @@ is killed by SIGKILL: an `engine`, a `child` of the sandbox's fork server, the `
 `frontend`, which is started again and finds its engine kept. Its clients lose their connections and ask
 again; that is the only kind that clients may notice. `prefill` and `decode` are the two engines of
 `--prefill-replicas 1`, whose requests have long prompts; at least half of the prompts must have been computed
-by the one and answered by the other. `tensor`, `stage`, `expert` and `attention` are the two ranks of a
-model, see `RANKS`; the engine is in the first. Prints for each kind the kills, answers, lost and different
-ones, requests that were asked again, and a stream's longest pause after each kill; on stderr this so far,
-every few kills. Exit code 1 if an answer is lost or differs.
+by the one and answered by the other. `tensor`, `stage`, `expert`, `attention` and `apart` are the two ranks
+of a model, see `RANKS`; the engine is in the first. Prints for each kind the kills, answers, lost and
+different ones, requests that were asked again, and a stream's longest pause after each kill; on stderr this
+so far, every few kills. Exit code 1 if an answer is lost or differs.
 """
 
 import os
@@ -50,8 +51,9 @@ RANKS = {
     "stage": ("--pipeline-parallel-size", "2"),
     "expert": ("--tensor-parallel-size", "2", "--expert-parallel-size", "2", "--enable-eplb"),
     "attention": ("--tensor-parallel-size", "2", "--expert-parallel-size", "2", "--enable-dp-attention"),
+    "apart": ("--tensor-parallel-size", "2", "--enable-dp-attention", "--attention-ranks", "1"),
 }
-"""How two ranks share a model. For the last two it is a tiny random mixture of experts, if none is given."""
+"""How two ranks share a model: for the last three a tiny random mixture of experts, if none is given."""
 KINDS = ("engine", "child", "forkserver", "frontend", "prefill", "decode", *RANKS)
 ROLES = {"prefill": 0, "decode": 1}  # and the number of the engine
 LONG = " ".join(f"{number} sheep and {number * 7} goats," for number in range(30))  # before a prompt
@@ -364,7 +366,7 @@ def main(
         if each not in KINDS:
             raise typer.BadParameter(f"{each}: not one of {', '.join(KINDS)}")
         base = model or NAMED
-        if model is None and each in ("expert", "attention"):
+        if model is None and each in ("expert", "attention", "apart"):
             base = support("tiny_models").model_folder("qwen3_moe", num_experts=8, num_key_value_heads=2)
         arguments = [str(base), *(more or ())]
         found = anyio.run(play, each, arguments, kills, streams, pause, seed)

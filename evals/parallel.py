@@ -3,9 +3,12 @@
     python -m personae.evals.parallel MODEL [--adapters DIR] [--sizes 2,1x2,2x2] [--dtype float32]
 
 A size is the number of ranks that share each layer. 2x3 has three stages of two ranks each, and 4e2 has two
-groups of experts among four ranks. A size that ends with ! has one step in the stages at a time, to compare.
+groups of experts among four ranks. 2a2 has attention for sequences of its own on both ranks, and 2a1 on one,
+with the MLPs on the other. With an h at the end, as in 2a1h, the halves of a step take turns. A size that
+ends with ! has one step in the stages at a time, to compare.
 For each size the program assembles an engine as a server does, and plays one batch: the base and every
-adapter, 64 greedy tokens and 64 drawn ones each. The tokens must be those of one process in float32; in
+adapter, 64 greedy tokens and 64 drawn ones each; with `--copies` so many times, with other prompts. The
+tokens must be those of one process in float32; in
 bfloat16 they differ where two tokens are nearly equally likely. Then the engines play the same batch in
 alternation. Printed is the time in which each sequence gets one more token, in the mean of a round: the
 median round and the fastest one.
@@ -37,11 +40,11 @@ class Engine:
     """An engine without actors, with all its adapters on the device. `at_once`: so many steps are in its
     stages at the same time."""
 
-    def __init__(self, options: EngineOptions, at_once: int) -> None:
+    def __init__(self, options: EngineOptions, at_once: int, copies: int) -> None:
         self.spec = assemble(options).engine_spec
         # The engine of a server, which a `StepRunner` describes only as far as the executor needs it.
         self.engine: Any = self.spec.build_step_engine()
-        self.at_once = at_once
+        self.at_once, self.copies = at_once, copies
         self.scheduler = Scheduler(self.spec.layout, VirtualTokenCounters(), micro_batches=at_once)
         self.adapters = [card.adapter for card in self.spec.models.values() if card.adapter is not None]
         for digest in self.adapters:
@@ -51,7 +54,7 @@ class Engine:
     def play(self, round_: int) -> tuple[dict[str, list[int]], float]:
         """The tokens of each sequence, and the mean seconds from one token of all sequences to the next."""
         found: dict[str, list[int]] = {}
-        for number, adapter in enumerate([None, *self.adapters]):
+        for number, adapter in enumerate([None, *self.adapters] * self.copies):
             prompt = tuple(random.Random(number).choices(range(10, self.spec.vocab_size), k=24))
             for temperature in (0.0, 1.0):
                 params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=5, ignore_eos=True)
@@ -79,12 +82,20 @@ class Engine:
 
 
 def sizes_of(text: str) -> dict[str, Any]:
-    """The options of a size such as 2, 1x2 or 4e2."""
-    found = re.fullmatch(r"(\d+)(?:x(\d+))?(?:e(\d+))?!?", text)
+    """The options of a size such as 2, 1x2, 4e2 or 2a1h."""
+    found = re.fullmatch(r"(\d+)(?:x(\d+))?(?:e(\d+))?(?:a(\d+))?(h?)!?", text)
     if found is None:
-        raise ValueError(f"{text!r} is not a size such as 2, 1x2, 1x2! or 4e2")
-    names = ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size")
-    return {name: int(size or 1) for name, size in zip(names, found.groups(), strict=True)}
+        raise ValueError(f"{text!r} is not a size such as 2, 1x2, 1x2!, 4e2, 2a1 or 2h")
+    ranks, stages, groups = (int(size or 1) for size in found.group(1, 2, 3))
+    attention = int(found[4] or 0)
+    return {
+        "tensor_parallel_size": ranks,
+        "pipeline_parallel_size": stages,
+        "expert_parallel_size": groups,
+        "enable_dp_attention": attention > 0,
+        "attention_ranks": attention if 0 < attention < ranks else None,
+        "enable_two_batch_overlap": bool(found[5]),
+    }
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -96,6 +107,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--quantize")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--copies", type=int, default=1)
     asked = parser.parse_args(arguments)
     sizes = ["1", *asked.sizes.split(",")]
     adapters = () if asked.adapters is None else (asked.adapters,)
@@ -112,6 +124,7 @@ def main(arguments: Sequence[str]) -> int:
                 **sizes_of(size),
             ),
             1 if size.endswith("!") else sizes_of(size)["pipeline_parallel_size"],
+            asked.copies,
         )
         for size in sizes
     }

@@ -48,12 +48,14 @@ FAMILIES = (
 
 
 class Size(NamedTuple):
-    """How ranks share a model: `ranks` in each of the `stages`, in so many `groups` for experts."""
+    """How ranks share a model: `ranks` in each of the `stages`, in so many `groups` for experts. `attention`:
+    so many ranks have attention, for sequences of their own. `halves`: those of a step take turns."""
 
     ranks: int = 1
     stages: int = 1
     groups: int = 1
-    own_sequences: bool = False
+    attention: int = 0
+    halves: bool = False
 
 
 SIZES = {
@@ -64,8 +66,11 @@ SIZES = {
     "EP 2": Size(2, groups=2),
     "EP 4": Size(4, groups=4),
     "TP 4, EP 2": Size(4, groups=2),
-    "DP attention 2": Size(2, own_sequences=True),
-    "the same, EP 2": Size(2, groups=2, own_sequences=True),
+    "DP attention 2": Size(2, attention=2),
+    "the same, EP 2": Size(2, groups=2, attention=2),
+    "attention 1, MLPs 1": Size(2, attention=1),
+    "attention 2, EP 2": Size(4, groups=2, attention=2),
+    "the same, halves": Size(4, groups=2, attention=2, halves=True),
 }
 
 
@@ -141,7 +146,8 @@ def engine(member: Member, adapters: dict[str, Path], size: Size, *, processes: 
             ranks=size.ranks,
             stages=size.stages,
             expert_groups=size.groups,
-            data_parallel=size.own_sequences,
+            attention_ranks=size.attention,
+            two_batches=size.halves,
         )
         return
     made = support("assembled").Assembled(
@@ -152,7 +158,9 @@ def engine(member: Member, adapters: dict[str, Path], size: Size, *, processes: 
         quantize=member.quantize,
         pipeline_parallel_size=size.stages,
         expert_parallel_size=size.groups,
-        enable_dp_attention=size.own_sequences,
+        enable_dp_attention=size.attention > 0,
+        attention_ranks=size.attention if 0 < size.attention < size.ranks else None,
+        enable_two_batch_overlap=size.halves,
         kv_memory=2**24,
     )
     try:

@@ -31,7 +31,7 @@ class BaseWeights(Protocol):
         rows."""
 
     def everywhere(self, good: bool) -> bool:
-        """Whether it is good on all ranks, so that all of them go on or none."""
+        """Whether it is good on all ranks that share a site, so that all of them go on or none."""
 
     def name(self, site: Site) -> str:
         """The site's name in messages."""

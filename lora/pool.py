@@ -252,20 +252,21 @@ class LoraPool:
         resident = self._residents[adapter.digest] = Resident(
             slot, pages, adapter.ranks, adapter.extra_bytes(self.shapes), pins=1
         )
-        yield from self._halves.mapping(pages, self._copies, self.room)
-        if adapter.stored is not None:
-            resident.pins -= 1
-            return self._filler.begin(adapter.stored, pages, adapter.ranks)
         marks: list[CopyEvent] = []
-        self._copies.begin()
         try:
+            # Ranks exchange something here. What follows takes some of them more pieces than others.
+            yield from self.deltas.place(slot, adapter)
+            yield from self._halves.mapping(pages, self._copies, self.room)
+            if adapter.stored is not None:
+                resident.pins -= 1
+                return self._filler.begin(adapter.stored, pages, adapter.ranks)
+            self._copies.begin()
             if adapter.stacks:
                 for module, own in pages.items():
                     for half, stack in zip(self._halves[module], adapter.stacks[module], strict=True):
                         yield from stacking(half.data, own, stack)
             else:
                 yield from self._by_layer(adapter, slot, pages, marks)
-            yield from self.deltas.place(slot, adapter)
         except AdapterError:
             resident.pins = 0
             self.unload(adapter.digest)

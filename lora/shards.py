@@ -6,7 +6,7 @@ its own inputs of A and the whole B. The ranks' results are summed after the ada
 need no further communication.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -95,16 +95,28 @@ def of_layers(adapter: Adapter, layers: range, *, vocabulary: bool) -> Adapter:
     Its identity and the bounds of its values stay those of the whole.
     """
     first = layers.start
-    pairs = {
-        (layer - first, module): pair for (layer, module), pair in adapter.pairs.items() if layer in layers
-    }
-    biases = {
-        (layer - first, module): vectors
-        for (layer, module), vectors in adapter.dora_bias.items()
-        if layer in layers
-    }
+    found = _kept(adapter, lambda layer, module: layer in layers)
+    return replace(
+        found,
+        pairs={(layer - first, module): pair for (layer, module), pair in found.pairs.items()},
+        dora_bias={(layer - first, module): vectors for (layer, module), vectors in found.dora_bias.items()},
+        vocabulary=adapter.vocabulary if vocabulary else (),
+    )
+
+
+def of_modules(adapter: Adapter, modules: Collection[str]) -> Adapter:
+    """The adapter's part for a rank that has only these modules of a layer.
+
+    Its identity and the bounds of its values stay those of the whole.
+    """
+    return _kept(adapter, lambda layer, module: module in modules)
+
+
+def _kept(adapter: Adapter, keeps: Callable[[int, str], bool]) -> Adapter:
+    """The adapter without the sites (layer, module) that are not kept."""
+    pairs = {site: pair for site, pair in adapter.pairs.items() if keeps(*site)}
+    biases = {site: vectors for site, vectors in adapter.dora_bias.items() if keeps(*site)}
     modules = {module for _, module in pairs}
-    changes = adapter.vocabulary if vocabulary else ()
     before, after = (
         sum(pair.a.nbytes + pair.b.nbytes for pair in own.values()) for own in (adapter.pairs, pairs)
     )
@@ -114,7 +126,6 @@ def of_layers(adapter: Adapter, layers: range, *, vocabulary: bool) -> Adapter:
         ranks={module: rank for module, rank in adapter.ranks.items() if module in modules},
         experts={module: count for module, count in adapter.experts.items() if module in modules},
         dora_bias=biases,
-        vocabulary=changes,
         nbytes=adapter.nbytes - before + after,
     )
 

@@ -70,9 +70,10 @@ class RankPool:
             self._stale.pop(chunk, None)
 
     def left(self, chunks: Iterable[int]) -> None:
-        """No page in these chunks is in use any more."""
+        """No page in these chunks is in use any more. Some may not have got their memory yet."""
         self._changes += 1
-        self._stale.update(dict.fromkeys(chunks, self._changes))
+        backed = chunks if not self._memory.granule else self._mapped.intersection(chunks)
+        self._stale.update(dict.fromkeys(backed, self._changes))
 
     def lacking(self, chunks: Iterable[int]) -> list[int]:
         """The chunks without memory, unless memory comes when it is written."""

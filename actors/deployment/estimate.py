@@ -128,7 +128,7 @@ def _divides(config: ModelConfig, layout: Layout) -> bool:
     """Whether the model can be divided so."""
     comm = _comm(layout)
     try:
-        divided = config.of_rank(0, comm.size, comm.expert_groups, data_parallel=comm.data_parallel)
+        divided = config.of_rank(0, comm.size, comm.expert_groups, attention_ranks=comm.attention_ranks)
         divided.of_stage(0, comm.stages)
     except LoadError:
         return False
@@ -138,7 +138,8 @@ def _divides(config: ModelConfig, layout: Layout) -> bool:
 def _comm(layout: Layout) -> Comm:
     """The first rank of a replica."""
     size, groups = layout.tensor * layout.attention, ExpertGroups(layout.attention)
-    return Unconnected(0, size, 0, layout.stages, groups, data_parallel=layout.attention > 1)
+    attention = size if layout.attention > 1 else 0
+    return Unconnected(0, size, 0, layout.stages, groups, attention_ranks=attention)
 
 
 def _divisors(number: int) -> list[int]:
@@ -146,7 +147,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _estimate(described: Described, device: Device, layout: Layout, load: Load) -> Estimate:
-    stages = [_StageBytes.of(decoder, layout.attention) for decoder in described.decoders(_comm(layout))]
+    stages = [_StageBytes.of(decoder, layout.attention) for _, decoder in described.decoders(_comm(layout))]
     found = Estimate(layout, max(stage.weights for stage in stages))
     rooms = [device.memory * MEMORY_SHARE - stage.weights for stage in stages]
     if min(rooms) <= 0:

@@ -224,19 +224,15 @@ class NoBlockSpec:
         """See BlockSpec."""
         return {}
 
-    def build(self, context: BlockContext) -> "NoBlock":
+    def build(self, context: BlockContext) -> "NoBlock | Elsewhere":
         """See BlockSpec."""
         return NoBlock()
 
 
-class NoBlock(UndividedBlock):
-    """See `NoBlockSpec`. A layer does not call it."""
+class _WithoutParameters(UndividedBlock):
+    """The part of a `Block` for one that has no parameters."""
 
     kv, heads, capturable = None, 0, True
-
-    def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
-        """See Block. Always raises TypeError."""
-        raise TypeError("the layer does not have this half")
 
     def tensors(self) -> Iterator[tuple[str, Weight]]:
         """See Block."""
@@ -255,6 +251,34 @@ class NoBlock(UndividedBlock):
         yield from ()
 
 
+class NoBlock(_WithoutParameters):
+    """See `NoBlockSpec`. A layer does not call it."""
+
+    def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
+        """See Block. Always raises TypeError."""
+        raise TypeError("the layer does not have this half")
+
+
+@dataclass(frozen=True, slots=True)
+class ElsewhereSpec(NoBlockSpec):
+    """In place of an MLP that only other ranks have parts of."""
+
+    def build(self, context: BlockContext) -> "Elsewhere":
+        """See BlockSpec."""
+        return Elsewhere(context.comm)
+
+
+class Elsewhere(_WithoutParameters):
+    """See `ElsewhereSpec`."""
+
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
+
+    def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
+        """The other ranks' sum for this rank's tokens. x: [0, hidden], since this rank computes nothing."""
+        return self._comm.all_reduce(x)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """h += attention(norm(h)); h += mlp(norm(h)); and h += further(h), if there is a third block."""
@@ -268,15 +292,29 @@ class LayerSpec:
         """Its blocks, in order."""
         return (self.attention, self.mlp, *(() if self.further is None else (self.further,)))
 
+    @property
+    def shares_further(self) -> bool:
+        """Whether ranks share the third block, even if each has attention of its own: it has experts."""
+        return self.further is not None and self.further.discrete
+
     def lora_sites(self, hidden_size: int) -> dict[str, LoraSite]:
         """The sites of its blocks."""
         return {key: site for block in self.blocks for key, site in block.lora_sites(hidden_size).items()}
 
-    def of_rank(self, rank: int, size: int, *, data_parallel: bool = False) -> "LayerSpec":
-        """See BlockSpec. `data_parallel`: each rank has all but the MLP whole, for its own sequences."""
-        if data_parallel:
-            return replace(self, mlp=self.mlp.of_rank(rank, size))
-        return LayerSpec(*(block.of_rank(rank, size) for block in self.blocks))
+    def of_rank(self, rank: int, size: int, *, attention_ranks: int = 0) -> "LayerSpec":
+        """See BlockSpec. `attention_ranks`: so many ranks, the first ones, have all but the MLP and experts
+        whole, for their own sequences. If these are not all, the others have the MLP and nothing else."""
+        if not attention_ranks:
+            return LayerSpec(*(block.of_rank(rank, size) for block in self.blocks))
+        if attention_ranks == size:
+            further = self.further
+            if further is not None and self.shares_further:
+                further = further.of_rank(rank, size)
+            return replace(self, mlp=self.mlp.of_rank(rank, size), further=further)
+        own = self.mlp.of_rank(max(rank - attention_ranks, 0), size - attention_ranks)
+        if rank >= attention_ranks:
+            return LayerSpec(NoBlockSpec(), own)
+        return self if isinstance(own, NoBlockSpec) else replace(self, mlp=ElsewhereSpec())
 
     def shards(self) -> dict[str, Shard]:
         """See BlockSpec."""

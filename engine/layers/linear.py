@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from personae.engine.parallel.comm import ONE_RANK, Comm
+from personae.engine.parallel.comm import ONE_RANK, Collectives
 from personae.engine.quantization.base import Backend, LinearMethod, Product
 from personae.kernels.decoder import LinearWeights, PackedLinear, Weight
 from personae.lora.shards import INPUTS, OUTPUTS, Shard
@@ -32,7 +32,7 @@ class Linear:
         dtype: torch.dtype,
         device: torch.device,
         shards: Sequence[Shard] = (),
-        comm: Comm = ONE_RANK,
+        comm: Collectives = ONE_RANK,
     ) -> None:
         self.names = names
         self._shards = shards

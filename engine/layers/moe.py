@@ -14,7 +14,7 @@ from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import MLP, Activation, MlpSpec, gate_of
 from personae.engine.layers.norm import Norm
 from personae.engine.layers.step import ForwardContext
-from personae.engine.parallel.comm import ONE_RANK, Comm
+from personae.engine.parallel.comm import ONE_RANK, Collectives
 from personae.engine.parallel.expert_placement import (
     NO_GROUPS,
     ExpertGroups,
@@ -219,7 +219,7 @@ class ExpertLinear(Linear):
         dtype: torch.dtype,
         device: torch.device,
         shards: Sequence[Shard] = (),
-        comm: Comm = ONE_RANK,
+        comm: Collectives = ONE_RANK,
     ) -> None:
         super().__init__(
             names,
@@ -412,7 +412,7 @@ class MoE:
             dtype=dtype,
             device=device,
             shards=[of["expert_down"]] * count if of else (),
-            comm=ONE_RANK if self.slots is not None else self._comm,  # groups have rows of their own
+            comm=self._comm.group,
         )
         self._numbers = torch.arange(count + spare + 1, device=device)
         self._gate = gate_of(spec.activation, gated=spec.gated, device=device, dtype=dtype)

@@ -34,6 +34,16 @@ class RankShare:
 
 
 @dataclass(frozen=True, slots=True)
+class StepHalf:
+    """Half of each rank's tokens of a step, where each rank has sequences of its own. `tokens`: [n] int64,
+    where they are in the step. `lora`: of all of them."""
+
+    tokens: Tensor
+    lora: LoraContext | None
+    share: RankShare
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardContext:
     """One forward pass over T packed tokens."""
 

@@ -69,12 +69,13 @@ class Layer:
         self, config: ModelConfig, spec: LayerSpec, context: BlockContext, own_rows: OwnRows | None = None
     ) -> None:
         self.prefix = context.prefix
-        self._own_rows = own_rows
-        self.mlp = spec.mlp.build(context if own_rows is None else replace(context, comm=own_rows))
+        self._own_rows, self._shares_further = own_rows, spec.shares_further
+        shared = context if own_rows is None else replace(context, comm=own_rows)
+        self.mlp = spec.mlp.build(shared)
         if own_rows is not None:
             context = replace(context, comm=ONE_RANK)
         self.attention = spec.attention.build(context)
-        runs: tuple[Run, Run] = self.attention, self.mlp if own_rows is None else self._mlp_of_all
+        runs: tuple[Run, Run] = self.attention, self._shared(self.mlp)
         self._halves = [
             (half, run)
             for half, (block, run) in enumerate(zip((self.attention, self.mlp), runs, strict=True))
@@ -89,7 +90,11 @@ class Layer:
             for names in (config.pre_norms, config.post_norms)
         )
         self.scale, self.parallel = config.residual_scale, config.parallel
-        self.further = None if spec.further is None else spec.further.build(context)
+        self.further: Block | None = None
+        self._run_further: Run | None = None
+        if spec.further is not None:
+            self.further = spec.further.build(shared if spec.shares_further else context)
+            self._run_further = self._shared(self.further) if spec.shares_further else self.further
         self.scalar = (
             torch.empty(1, dtype=torch.float32, device=context.device) if config.layer_scalars else None
         )
@@ -108,20 +113,28 @@ class Layer:
         if self.further is None and self.scalar is None:
             return x, residual
         x = x if residual is None else residual + x
-        if self.further is not None:
-            x = x + self.further(x, step)
+        if self._run_further is not None:
+            x = x + self._run_further(x, step)
         return x if self.scalar is None else x * self.scalar.to(x.dtype), None
 
     def take_part(self, nothing: Tensor, step: ForwardContext) -> None:
         """Compute for other ranks' tokens; this rank has none: [0, hidden]."""
         if not isinstance(self.mlp, NoBlock):
-            self._mlp_of_all(nothing, step)
+            self._shared(self.mlp)(nothing, step)
+        if self._shares_further and self._run_further is not None:
+            self._run_further(nothing, step)
 
-    def _mlp_of_all(self, x: Tensor, step: ForwardContext) -> Tensor:
-        """The MLP, which ranks share, for all their tokens -> its result for this rank's."""
-        assert self._own_rows is not None
-        assert step.whole is not None
-        return self.mlp(self._own_rows.gather(x), step.whole)
+    def _shared(self, block: Block) -> Run:
+        """What runs a block that ranks share: if each has rows of its own, for all their tokens, with the
+        result for this rank's."""
+        if (own_rows := self._own_rows) is None:
+            return block
+
+        def run(x: Tensor, step: ForwardContext) -> Tensor:
+            assert step.whole is not None
+            return block(own_rows.gather(x), step.whole)
+
+        return run
 
     def _in_parallel(self, x: Tensor, residual: Tensor | None, step: ForwardContext) -> tuple[Tensor, Tensor]:
         """h += attention(norm(h)) + mlp(norm(h))."""
@@ -284,9 +297,9 @@ class Decoder:
     ) -> None:
         self.whole, self.comm = config, comm
         self.shared = config.of_rank(
-            comm.rank, comm.size, comm.expert_groups, data_parallel=comm.data_parallel
+            comm.rank, comm.size, comm.expert_groups, attention_ranks=comm.attention_ranks
         )
-        self._own_rows = OwnRows(comm) if comm.data_parallel else None
+        self._own_rows = OwnRows(comm) if comm.attention_ranks else None
         self.config = config = self.shared.of_stage(comm.stage, comm.stages)
         self.dtype = dtype
         self.device = device
@@ -421,7 +434,7 @@ class Decoder:
         lora: LoraContext | None,
         share: RankShare,
     ) -> Tensor:
-        """As `forward`, for all ranks' tokens, where each rank has sequences of its own: this one runs
+        """As `forward`, for all ranks' tokens, where ranks have sequences of their own: this one runs
         attention over its part of them. `batch`, `lora`: of all."""
         rows, part = self._own_rows, share.part
         assert rows is not None
@@ -431,14 +444,14 @@ class Decoder:
         if part is None:
             for layer in self.layers:
                 layer.take_part(x, ForwardContext(positions, batch, {}, {}, {}, None, whole=whole))
-            return rows.gather(x)
+            return self.comm.gather_rows(x, share.counts)
         own = tokens[part.tokens]
         x = self._changed(x, own, part.lora)
         per_layer = None if self.per_layer is None else self.per_layer(own, x)
         x = self._run_layers(
             x, positions[part.tokens], kv, part.batch, part.lora, per_layer=per_layer, whole=whole
         )
-        return rows.gather(x)
+        return self.comm.gather_rows(x, share.counts)
 
     def forward_stage(
         self, tokens: Tensor, positions: Tensor, kv: KVCache, parts: Sequence[StepPart]
@@ -529,7 +542,10 @@ class Decoder:
         start, stop = self._vocabulary
         elsewhere = (tokens < start) | (tokens >= stop)
         x = self.embedding((tokens - start).masked_fill_(elsewhere, 0))
-        return (self._own_rows or self.comm).all_reduce(x.masked_fill_(elsewhere[:, None], 0))
+        x.masked_fill_(elsewhere[:, None], 0)
+        if self._own_rows is None:
+            return self.comm.all_reduce(x)
+        return self.comm.reduce_scatter(x, self._own_rows.counts)
 
     def _forward_fused(
         self,
@@ -713,7 +729,7 @@ class Decoder:
         """The whole decoder, or a rank's part of each layer, as tensors; None if `kernels/decoder.py` does
         not support it, or if it has only some of the layers."""
         comm = self.comm
-        if comm.stages > 1 or (comm.size > 1 and comm.sums is None) or comm.data_parallel:
+        if comm.stages > 1 or (comm.size > 1 and comm.sums is None) or comm.attention_ranks:
             return None
         config, layers = self.config, [layer.weights() for layer in self.layers]
         shapes = {*self._attending.values()}

@@ -20,7 +20,8 @@ class StartRank(msgspec.Struct, frozen=True):
     stage: int
     stages: int
     expert_groups: ExpertGroups
-    data_parallel: bool
+    attention_ranks: int
+    two_batches: bool
     version: str
     model: str
     weights: str

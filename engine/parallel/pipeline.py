@@ -60,8 +60,8 @@ class Pipeline:
         ended: Callable[[], NoReturn],
     ) -> None:
         self.rank, self.size, self.expert_groups = inner.rank, inner.size, inner.expert_groups
-        self.data_parallel = inner.data_parallel
-        self.stage, self.stages, self.sums = stage, stages, None
+        self.attention_ranks, self.sharing, self.group = inner.attention_ranks, inner.sharing, inner.group
+        self.stage, self.stages, self.sums, self.turns = stage, stages, None, None
         self.all_reduce, self.all_gather = inner.all_reduce, inner.all_gather
         self.gather_rows, self.reduce_scatter = inner.gather_rows, inner.reduce_scatter
         self.inner = inner

@@ -32,7 +32,7 @@ import personae
 from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
-from personae.engine.lora_shapes import lora_shapes, rank_shapes
+from personae.engine.lora_shapes import lora_shapes, pool_rows, rank_shapes
 from personae.engine.machine_sockets import TlsIdentity
 from personae.engine.models.decoder import Decoder
 from personae.engine.numerics import weights_digest
@@ -70,7 +70,7 @@ from personae.kernels.memory import memory_of
 from personae.lora.adapter import Adapter
 from personae.lora.library import AdapterLibrary, Prepare
 from personae.lora.pool import LoraPool
-from personae.lora.shards import of_layers, sharded
+from personae.lora.shards import of_layers, of_modules, sharded
 from personae.lora.source import AdapterSource
 from personae.lora.stacking import stacked
 from personae.lora.throttle import Rest
@@ -81,14 +81,17 @@ CPU = torch.device("cpu")
 def preparation(model: Decoder) -> Prepare:
     """The function that makes of an adapter what this rank's pool takes: its part, as the pool has it."""
     comm, config = model.comm, model.config
-    first, shards, layers = (
-        comm.rank == 0,
+    first, shards, modules, layers = (
+        comm.sharing.rank == 0,
         config.shards,
+        config.lora_sites.keys(),
         range(config.first_layer, config.first_layer + config.layers),
     )
 
     def prepare(adapter: Adapter, *, rest: Rest) -> Adapter:
         part = sharded(adapter, shards, first=first) if shards else adapter
+        if 0 < comm.attention_ranks < comm.size:
+            part = of_modules(part, modules)
         if comm.stages > 1:
             part = of_layers(part, layers, vocabulary=comm.stage == 0)
         return stacked(part, config.layers, model.dtype, rest)
@@ -231,7 +234,7 @@ def _runner(model: Decoder, build: Build) -> Runner:
     sizes, memory, dtype = build.sizes, memory_of(CPU, 0), getattr(torch, build.sizes.kv_dtype)
     pool = LoraPool(
         rank_shapes(model),
-        capacity_rows=sizes.ranks,
+        capacity_rows=pool_rows(model, sizes.ranks),
         max_adapters=sizes.max_adapters,
         dtype=model.dtype,
         device=CPU,
@@ -255,7 +258,8 @@ def _comm(start: StartRank, memory: str, neighbours: Neighbours | None, check: C
             start.size,
             check,
             start.expert_groups,
-            data_parallel=start.data_parallel,
+            attention_ranks=start.attention_ranks,
+            two_batches=start.two_batches,
         )
     )
     if neighbours is None:

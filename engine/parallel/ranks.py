@@ -70,7 +70,8 @@ class RankEnded(RuntimeError):
 
 class Ranks:
     """All ranks of one model but the first. `comm` is the first rank's part in what they exchange, `count`
-    how many ranks there are with the first. `data_parallel`: see Comm.
+    how many ranks there are with the first. `attention_ranks`: see Comm.
+    `two_batches`: see SharedMemory.
 
     `size` ranks share the layers of each of the `stages`. The ranks' numbers go stage by stage. They load
     their parts in parallel to the first rank, which calls `loaded` when it has its own. `far`: all stages but
@@ -85,7 +86,8 @@ class Ranks:
         stages: int = 1,
         expert_groups: ExpertGroups = NO_GROUPS,
         *,
-        data_parallel: bool = False,
+        attention_ranks: int = 0,
+        two_batches: bool = False,
         dtype: str,
         quantize: str | None,
         max_position: int | None,
@@ -101,7 +103,8 @@ class Ranks:
                 stage,
                 stages,
                 expert_groups,
-                data_parallel,
+                attention_ranks,
+                two_batches,
                 personae.__version__,
                 str(model),
                 weights,
@@ -125,7 +128,15 @@ class Ranks:
         self._sums = (
             None
             if own.file is None
-            else SharedMemory(own.file, 0, size, self.check, expert_groups, data_parallel=data_parallel)
+            else SharedMemory(
+                own.file,
+                0,
+                size,
+                self.check,
+                expert_groups,
+                attention_ranks=attention_ranks,
+                two_batches=two_batches,
+            )
         )
         self.comm: Comm = self._sums or ONE_RANK
         self._pipeline: Pipeline | None = None

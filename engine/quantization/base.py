@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from personae.engine.parallel.comm import ONE_RANK, Comm
+from personae.engine.parallel.comm import ONE_RANK, Collectives
 from personae.errors import ModelLoadError
 from personae.kernels.decoder import LinearWeights, PackedLinear, Weight, pack_linear
 from personae.kernels.quantized import QuantizedWeight, Stored
@@ -42,7 +42,7 @@ class LinearMethod(ABC):
     rounds_inputs: ClassVar[bool] = False
 
     weight: Weight
-    ranks: Comm = ONE_RANK
+    ranks: Collectives = ONE_RANK
 
     @abstractmethod
     def __init__(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> None:

@@ -59,7 +59,8 @@ class DeviceAdapters:
     def short_of(self, adapter: Adapter) -> int:
         """See `AdapterTicket.missing`. It is rounded up, which leaves room for the next adapter: returning
         many neighbouring pages takes no longer than returning a few."""
-        return -(-self.adapters.short_of(adapter) // (LOAN * self.kv.page_bytes)) * LOAN
+        short = self.adapters.short_of(adapter)
+        return -(-short // (LOAN * self.kv.page_bytes)) * LOAN if short else 0  # a rank may have no pages
 
     def lending(self, pages: tuple[int, ...]) -> Iterator[None]:
         """See AdapterMemory."""
@@ -72,6 +73,8 @@ class DeviceAdapters:
 
     def recall(self, count: int) -> tuple[int, ...]:
         """See AdapterMemory."""
+        if not self._lent:
+            return ()
         size, run = self.kv.page_bytes, self.layout.run
         count = min(-(-count // run) * run, len(self._lent))
         count = self.adapters.evict(count * size) // (run * size) * run

@@ -7,6 +7,7 @@ indexed by slot, so a step of decode rows takes a handful of vector operations, 
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from operator import attrgetter
 
@@ -15,7 +16,7 @@ import torch
 
 from personae.engine.device_event import DeviceToHostEvent, to_host
 from personae.engine.kv import KVCache
-from personae.engine.layers.step import RankShare, StepPart
+from personae.engine.layers.step import RankShare, StepHalf, StepPart
 from personae.engine.models.decoder import Decoder
 from personae.engine.parallel.experts import RankExperts
 from personae.engine.plan import FetchPage, ForgetSession, MemoryLayout, Move, Row, StepPlan, StorePage
@@ -61,8 +62,8 @@ class Runner(DeviceAdapters):
         self.model = model
         self.experts = None if model.files is None else RankExperts(model, model.files)
         self.expert_balance = None
-        self._stages = model.comm.stages
-        self._region = model.comm.rank if model.comm.data_parallel else None
+        self._stages, self._turns = model.comm.stages, model.comm.turns
+        self._region = model.comm.rank if model.comm.attention_ranks else None
         self._tier = tier
         self._side_stream = SideStream() if tier is not None and model.device.type == "cuda" else None
         self.graphs, self.prefill_graphs = graphs, prefill_graphs
@@ -137,11 +138,7 @@ class Runner(DeviceAdapters):
         if packed.share is not None:
             if overlap is not None:
                 overlap()
-            kv, share = self.kv, packed.share
-            return HiddenStates(
-                packed,
-                self.model.forward_share(tokens, packed.positions, kv, packed.attention, packed.lora, share),
-            )
+            return HiddenStates(packed, self._forward_share(packed, tokens, packed.share))
         if packed.parts:
             return HiddenStates(packed, self._forward_parts(packed, tokens, overlap))
         hidden = self._run_graph(packed, tokens)
@@ -153,10 +150,48 @@ class Runner(DeviceAdapters):
             overlap()
         return HiddenStates(packed, hidden)
 
+    def _forward_share(self, packed: PackedStep, tokens: torch.Tensor, share: RankShare) -> torch.Tensor:
+        """A step in which each rank has sequences of its own, or its halves in turns."""
+        model, positions, kv, attention = self.model, packed.positions, self.kv, packed.attention
+        if not packed.halves:
+            return model.forward_share(tokens, positions, kv, attention, packed.lora, share)
+        assert self._turns is not None
+        states = torch.empty(len(tokens), model.config.hidden_size, dtype=model.dtype)
+        works = [
+            partial(
+                model.forward_share,
+                tokens[half.tokens],
+                positions[half.tokens],
+                kv,
+                attention,
+                half.lora,
+                half.share,
+            )
+            for half in packed.halves
+        ]
+        for half, found in zip(packed.halves, self._turns.run(*works), strict=True):
+            states[half.tokens] = found
+        return states
+
     def _forward_parts(
         self, packed: PackedStep, tokens: torch.Tensor, overlap: Callable[[], None] | None
     ) -> torch.Tensor:
-        """The parts of a step, one after the other."""
+        """The parts of a step, one after the other, or in turns."""
+        if self._turns is not None and self._in_turns:
+            if overlap is not None:
+                overlap()
+            works = [
+                partial(
+                    self.model.forward,
+                    tokens[part.tokens],
+                    packed.positions[part.tokens],
+                    self.kv,
+                    part.batch,
+                    part.lora,
+                )
+                for part in packed.parts
+            ]
+            return torch.cat(self._turns.run(*works))
         states = []
         for part in packed.parts:
             own, there = tokens[part.tokens], packed.positions[part.tokens]
@@ -291,15 +326,18 @@ class Runner(DeviceAdapters):
             order=order,
             drafts=drafts,
             parts=self._parts(slots, starts, counts, write_index, len(apart))
-            if apart or self._stages > 1
+            if apart or self._stages > 1 or (self._in_turns and self._region is None)
             else (),
             share=None if self._region is None else self._share(slots, starts, counts, write_index),
+            halves=()
+            if self._region is None or not self._in_turns
+            else self._halves(slots, starts, counts, write_index),
         )
 
     def _share(self, slots: Ints, starts: Ints, counts: Ints, places: Ints) -> RankShare:
         """The tokens of each rank, and this one's rows."""
         regions = self._tables.regions[slots]
-        tokens = np.bincount(regions, counts, self.layout.regions).astype(np.int64).tolist()
+        tokens = np.bincount(regions, counts, self.model.comm.size).astype(np.int64).tolist()
         own = regions == self._region
         if not own.any():
             return RankShare(tokens, None)
@@ -308,6 +346,42 @@ class Runner(DeviceAdapters):
         there = slice(first, first + tokens[self._region])
         rows = slots[own], starts[own], counts[own]
         return RankShare(tokens, StepPart(there, self._attention(*rows, places[there]), self._lora(*rows)))
+
+    def _halves(self, slots: Ints, starts: Ints, counts: Ints, places: Ints) -> tuple[StepHalf, ...]:
+        """The halves of a step, each with half of every rank's tokens; none if the step is so small that
+        reading the weights for each half would cost more."""
+        ends = np.cumsum(counts)
+        total = int(ends[-1])
+        if total < 2 * PART_TOKENS:
+            return ()
+        regions = self._tables.regions[slots]
+        tokens = np.bincount(regions, counts, self.model.comm.size).astype(np.int64)
+        stops, odd = np.cumsum(tokens), tokens % 2
+        # Of ranks with an odd number, one has a token more in the first half, the next one in the second.
+        middles = stops - (tokens + odd * (np.cumsum(odd) % 2 == 0)) // 2
+        halves = []
+        for firsts, lasts in ((stops - tokens, middles), (middles, stops)):
+            own: StepPart | None = None
+            rows, at = [], 0
+            for rank, (first, last) in enumerate(zip(firsts.tolist(), lasts.tolist(), strict=True)):
+                if first == last:
+                    continue
+                found = _rows_within(first, last, slots, starts, counts)
+                if rank == self._region:
+                    batch = self._attention(*found, places[first:last])
+                    own = StepPart(slice(at, at + last - first), batch, self._lora(*found))
+                rows.append(found)
+                at += last - first
+            there = np.concatenate([np.arange(*bounds) for bounds in zip(firsts, lasts, strict=True)])
+            lora = self._lora(*(np.concatenate(column) for column in zip(*rows, strict=True)))
+            share = RankShare((lasts - firsts).tolist(), own)
+            halves.append(StepHalf(torch.from_numpy(there), lora, share))
+        return tuple(halves)
+
+    @property
+    def _in_turns(self) -> bool:
+        """Whether the halves of a step take turns. They do not where all layers run in one call."""
+        return self._turns is not None and not self.model.runs_in_one_call
 
     def _needing_layers(self, rows: tuple[Row, ...]) -> set[int]:
         """The sequences' slots in these rows whose adapters need the layers one by one, if the other rows run
@@ -325,7 +399,7 @@ class Runner(DeviceAdapters):
         rows need the layers one by one, the others run in one call. Stages compute at the same time; a step
         so small that reading the weights for each part would cost more has no parts there."""
         ends = np.cumsum(counts)
-        begins, total = ends - counts, int(ends[-1])
+        total = int(ends[-1])
         if apart:
             bounds = [0, int(ends[apart - 1]), total] if apart < len(ends) else []
         else:
@@ -333,9 +407,7 @@ class Runner(DeviceAdapters):
             bounds = [part * total // number for part in range(number + 1)] if number > 1 else []
         parts = []
         for first, stop in pairwise(bounds):
-            low, high = np.maximum(begins, first), np.minimum(ends, stop)
-            own = low < high
-            rows = slots[own], (starts + low - begins)[own], (high - low)[own]
+            rows = _rows_within(first, stop, slots, starts, counts)
             batch = self._attention(*rows, places[first:stop])
             parts.append(StepPart(slice(first, stop), batch, self._lora(*rows)))
         return tuple(parts)
@@ -397,6 +469,16 @@ class Runner(DeviceAdapters):
         if len(packed.newest):
             packed.tokens[packed.newest] = self.last_tokens[packed.newest_slots]
         return packed.tokens
+
+
+def _rows_within(first: int, stop: int, slots: Ints, starts: Ints, counts: Ints) -> tuple[Ints, Ints, Ints]:
+    """Slot, start and count of the rows that have the packed tokens `first` to `stop` - 1, or of their parts
+    that do."""
+    ends = np.cumsum(counts)
+    begins = ends - counts
+    low, high = np.maximum(begins, first), np.minimum(ends, stop)
+    own = low < high
+    return slots[own], (starts + low - begins)[own], (high - low)[own]
 
 
 def _on_host(content: torch.Tensor, side_stream: SideStream | None) -> Callable[[], PageBytes]:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from personae.engine.layers.step import RankShare, StepPart
+from personae.engine.layers.step import RankShare, StepHalf, StepPart
 from personae.engine.parallel.expert_placement import LayerExperts, Placement
 from personae.engine.plan import ExpertBalance, MemoryLayout, StepPlan
 from personae.engine.worker.known import KnownTokens
@@ -37,7 +37,8 @@ class PackedStep:
     chosen tokens. After the S positions, `sampled` has those of the drafts. `drafts` maps an index among the
     S to its drafts, and to where their logits begin among the logits of drafts. `parts`: what is computed
     at a time; empty if that is the whole step. `share`: this rank's rows, if each rank has
-    sequences of its own; the rows of a rank are neighbours, and `attention` is of no use then.
+    sequences of its own; the rows of a rank are neighbours, and `attention` is of no use then. `halves`: of
+    such a step, which are computed in turns; empty if it is computed at once. Otherwise `parts` are.
     """
 
     tokens: torch.Tensor
@@ -55,6 +56,7 @@ class PackedStep:
     drafts: Drafts
     parts: tuple[StepPart, ...] = ()
     share: RankShare | None = None
+    halves: tuple[StepHalf, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

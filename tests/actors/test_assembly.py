@@ -112,6 +112,18 @@ def test_a_context_is_limited_to_what_the_memory_holds_if_none_is_configured() -
     assert layout.max_model_len == layout.num_pages * PAGE_SIZE < 1024
 
 
+def test_halves_of_a_step_are_refused_where_all_layers_run_in_one_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2] / ".pkg"))
+    folder = model_folder("llama", intermediate_size=128, head_dim=64)
+    options = EngineOptions(
+        folder, device="cpu", dtype="bfloat16", tensor_parallel_size=2, enable_two_batch_overlap=True
+    )
+    with pytest.raises(LoadError, match="all layers of this model run in one call here"):
+        assemble(options)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -136,6 +148,32 @@ def test_a_context_is_limited_to_what_the_memory_holds_if_none_is_configured() -
         (
             {"pipeline_parallel_size": 2, "enable_dp_attention": True},
             "--enable-dp-attention and --pipeline-parallel-size do not work together",
+        ),
+        (
+            {"tensor_parallel_size": 1, "enable_two_batch_overlap": True},
+            "--enable-two-batch-overlap needs a --tensor-parallel-size of 2 or more",
+        ),
+        (
+            {"pipeline_parallel_size": 2, "enable_two_batch_overlap": True},
+            "--enable-two-batch-overlap and --pipeline-parallel-size do not work together",
+        ),
+        ({"attention_ranks": 1}, "--attention-ranks 1 needs --enable-dp-attention"),
+        (
+            {"attention_ranks": 2, "enable_dp_attention": True},
+            "--attention-ranks 2: it must be less than --tensor-parallel-size, which is 2",
+        ),
+        (
+            {
+                "tensor_parallel_size": 4,
+                "attention_ranks": 1,
+                "enable_dp_attention": True,
+                "expert_parallel_size": 2,
+            },
+            "--expert-parallel-size 2: it must divide the 3 ranks without attention",
+        ),
+        (
+            {"tensor_parallel_size": 6, "attention_ranks": 1, "enable_dp_attention": True},
+            "--attention-ranks 1 of 6: this model has an MLP with inner vectors of 96, which 5 ranks cannot",
         ),
         ({"enable_eplb": True}, "--enable-eplb needs an --expert-parallel-size of 2 or more"),
         ({"num_redundant_experts": 2}, "--num-redundant-experts 2 needs --enable-eplb"),

@@ -275,8 +275,8 @@ def test_every_option_is_passed_on(
         "--property-order any --no-bundled-adapters "
         "--gpu-memory-utilization 0.8 --lora-side-stream "
         "--kv-cache-dtype fp8 --quantize int8 --default-strict --tensor-parallel-size 2 "
-        "--enable-dp-attention --expert-parallel-size 2 --enable-eplb --num-redundant-experts 4 "
-        "--pipeline-parallel-size 3 "
+        "--enable-dp-attention --attention-ranks 1 --enable-two-batch-overlap "
+        "--expert-parallel-size 2 --enable-eplb --num-redundant-experts 4 --pipeline-parallel-size 3 "
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
         "--database-url postgresql://h/n --object-store s3://b/p/ "
         "--allowed-origin https://a.example --allowed-origin https://b.example "
@@ -340,6 +340,8 @@ def test_every_option_is_passed_on(
         quantize="int8",
         tensor_parallel_size=2,
         enable_dp_attention=True,
+        attention_ranks=1,
+        enable_two_batch_overlap=True,
         expert_parallel_size=2,
         enable_eplb=True,
         num_redundant_experts=4,

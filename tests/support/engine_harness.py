@@ -5,8 +5,9 @@ each produced. Up to `lookahead` plans are in flight, and a step is read while t
 one, as the actors do it; with stages, while as many others are in these. With `capture` decode steps run as
 graphs, with `prefill` those with prompts. With a `policy` rows have drafts, also those of the model or head
 in `draft` and from earlier `answers`. With several `ranks` each has the whole model, or its part of it if
-they are `shared`; then `ranks` of them share each of the `stages`. `data_parallel`: they share all but
-attention.
+they are `shared`; then `ranks` of them share each of the `stages`. `attention_ranks`: so
+many have attention, for sequences of their own, and the others the MLPs; all have both, if these are all.
+With `two_batches` the halves of larger steps take turns.
 """
 
 import os
@@ -25,7 +26,7 @@ from personae.engine.heads.loader import is_head, load_head
 from personae.engine.heads.states import HeadStates
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
-from personae.engine.lora_shapes import lora_shapes, rank_shapes
+from personae.engine.lora_shapes import lora_shapes, pool_rows, rank_shapes
 from personae.engine.models.decoder import Decoder
 from personae.engine.parallel.comm import ONE_RANK, Comm, SharedMemory
 from personae.engine.parallel.expert_placement import ExpertGroups
@@ -118,7 +119,8 @@ def comms_of(
     expert_groups: int = 1,
     spare: int | None = None,
     *,
-    data_parallel: bool = False,
+    attention_ranks: int = 0,
+    two_batches: bool = False,
 ) -> list[Comm]:
     """Ranks as threads of this process, stage by stage."""
     groups = ExpertGroups(expert_groups, spare)
@@ -129,7 +131,15 @@ def comms_of(
             continue
         file = new_shared_file(size)
         comms += [
-            SharedMemory(file, rank, size, lambda: None, groups, data_parallel=data_parallel)
+            SharedMemory(
+                file,
+                rank,
+                size,
+                lambda: None,
+                groups,
+                attention_ranks=attention_ranks,
+                two_batches=two_batches,
+            )
             for rank in range(size)
         ]
         os.close(file)
@@ -176,7 +186,8 @@ class EngineHarness:
         stages: int = 1,
         expert_groups: int = 1,
         spare: int | None = None,
-        data_parallel: bool = False,
+        attention_ranks: int = 0,
+        two_batches: bool = False,
     ) -> None:
         at = torch.device(device)
         models = [
@@ -184,7 +195,14 @@ class EngineHarness:
                 folder, device=at, dtype=dtype, max_position=max_model_len, quantize=quantize, comm=comm
             )
             for comm in (
-                comms_of(ranks, stages, expert_groups, spare, data_parallel=data_parallel)
+                comms_of(
+                    ranks,
+                    stages,
+                    expert_groups,
+                    spare,
+                    attention_ranks=attention_ranks,
+                    two_batches=two_batches,
+                )
                 if shared
                 else [ONE_RANK]
             )
@@ -197,7 +215,7 @@ class EngineHarness:
             max_model_len,
             max_batch_tokens,
             whole=whole,
-            regions=ranks if data_parallel else 1,
+            regions=attention_ranks or 1,
         )
         self.shapes = lora_shapes(model)
         self.adapters: dict[str, Adapter] = {}
@@ -246,7 +264,7 @@ class EngineHarness:
     ) -> Runner:
         pool = LoraPool(
             rank_shapes(model),
-            capacity_rows=512,
+            capacity_rows=pool_rows(model, 512),
             max_adapters=16,
             dtype=dtype,
             device=model.device,

@@ -46,7 +46,7 @@ def same_answers(
     stages: int = 1,
     expert_groups: int = 1,
     spare: int | None = None,
-    data_parallel: bool = False,
+    attention_ranks: int = 0,
     tokens: int = 20,
     **options: Any,
 ) -> None:
@@ -61,7 +61,7 @@ def same_answers(
         stages=stages,
         expert_groups=expert_groups,
         spare=spare,
-        data_parallel=data_parallel,
+        attention_ranks=attention_ranks,
         **options,
     )
     assert answers(together, tokens) == answers(alone, tokens)

@@ -17,29 +17,42 @@ pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys:Ru
 def test_base_and_adapters_on_experts_answer_as_in_one_process(tmp_path: Path) -> None:
     base = model_folder("qwen3_moe", num_experts=8, num_key_value_heads=2)
     made = adapters_of(base, tmp_path, ON_EXPERTS)
-    same_answers(base, 2, made, expert_groups=2, data_parallel=True, tokens=64)
+    same_answers(base, 2, made, expert_groups=2, attention_ranks=2, tokens=64)
 
 
 def test_latent_attention_that_ranks_cannot_cut_answers_as_in_one_process(tmp_path: Path) -> None:
     base = make_family_folder(tmp_path / "model", "deepseek_v3")
     targets = {"targets": ["q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "down_proj"]}
     made = adapters_of(base, tmp_path, {"latent": {"rank": 4, "seed": 3, **targets}})
-    same_answers(base, 2, made, expert_groups=2, data_parallel=True, tokens=64)
+    same_answers(base, 2, made, expert_groups=2, attention_ranks=2, tokens=64)
 
 
 @pytest.mark.parametrize("case", ["qwen3_next", "gemma4, experts"])  # states; norms after each sum
 def test_other_kinds_of_attention_answer_as_in_one_process(case: str, tmp_path: Path) -> None:
-    same_answers(make_family_folder(tmp_path / "model", case), 2, data_parallel=True, tokens=10)
+    same_answers(make_family_folder(tmp_path / "model", case), 2, attention_ranks=2, tokens=10)
+
+
+def test_experts_in_a_third_block_of_a_layer_are_divided_and_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("personae.engine.worker.expert_balancing.BALANCE_STEPS", 4)
+    base = make_family_folder(tmp_path / "model", "gemma4, experts")
+    options = {"ranks": 2, "shared": True, "expert_groups": 2, "spare": 1, "attention_ranks": 2}
+    made = EngineHarness(base, **options)  # type: ignore[arg-type]  # its own options
+    assert answers(made, 40) == answers(EngineHarness(base), 40)
+    first, second = ({name for name, _ in rank.model.tensors() if ".experts." in name} for rank in made.ranks)
+    assert first
+    assert not first & second
 
 
 def test_adapters_of_every_kind_answer_as_in_one_process(tmp_path: Path) -> None:
     base = model_folder("qwen2", vocab_size=511)
-    same_answers(base, 2, adapters_of(base, tmp_path, EVERY_KIND), data_parallel=True)
+    same_answers(base, 2, adapters_of(base, tmp_path, EVERY_KIND), attention_ranks=2)
 
 
 def test_a_step_exchanges_what_the_documentation_says_and_its_pages_are_on_all_ranks() -> None:
     made = EngineHarness(
-        model_folder("qwen3_moe", num_experts=8), ranks=2, shared=True, expert_groups=2, data_parallel=True
+        model_folder("qwen3_moe", num_experts=8), ranks=2, shared=True, expert_groups=2, attention_ranks=2
     )
     comms = [rank.model.comm for rank in made.ranks]
     assert all(isinstance(comm, SharedMemory) for comm in comms)
@@ -56,7 +69,7 @@ def test_a_step_exchanges_what_the_documentation_says_and_its_pages_are_on_all_r
 
 
 def test_a_turn_goes_where_its_conversation_is_cached() -> None:
-    made = EngineHarness(model_folder("qwen3_moe"), ranks=2, shared=True, data_parallel=True)
+    made = EngineHarness(model_folder("qwen3_moe"), ranks=2, shared=True, attention_ranks=2)
     alone = EngineHarness(model_folder("qwen3_moe"))
     for engine in (made, alone):
         engine.play([engine.log(f"{n}", range(5 + n, 90 + n)) for n in range(4)])
@@ -69,7 +82,7 @@ def test_a_turn_goes_where_its_conversation_is_cached() -> None:
 def test_experts_that_move_leave_answers_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("personae.engine.worker.expert_balancing.BALANCE_STEPS", 4)
     base = model_folder("qwen3_moe", num_experts=8)
-    options = {"ranks": 2, "shared": True, "expert_groups": 2, "spare": 1, "data_parallel": True}
+    options = {"ranks": 2, "shared": True, "expert_groups": 2, "spare": 1, "attention_ranks": 2}
     made = EngineHarness(base, **options)  # type: ignore[arg-type]  # its own options
     assert answers(made, 40) == answers(EngineHarness(base), 40)
     assert made.scheduler.counters.expert_moves

@@ -41,6 +41,13 @@ def test_shared_experts_and_quantized_ones_answer_as_in_one_process(
     same_answers(make_family_folder(tmp_path / "model", case), 2, expert_groups=2, quantize=quantize)
 
 
+def test_experts_that_a_group_cuts_round_their_inputs_by_the_largest_of_a_whole_row() -> None:
+    base = model_folder(
+        "qwen3_moe", num_experts=8, num_key_value_heads=2, intermediate_size=128, moe_intermediate_size=128
+    )
+    same_answers(base, 4, expert_groups=2, quantize="fp8", tokens=64)
+
+
 def test_a_rank_has_the_whole_experts_of_its_group_and_no_others() -> None:
     folder = model_folder("mixtral")
     whole = dict(load_model(folder, device=CPU).tensors())

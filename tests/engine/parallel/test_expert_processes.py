@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -26,6 +27,13 @@ from personae.engine.worker import expert_balancing
 # PEFT warns that rank_pattern's key for experts matches no module, and then applies it to the parameter.
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")
 TWO = {name: ON_EXPERTS[name] for name in ("both", "down")}
+APART = {
+    "tensor_parallel_size": 3,
+    "enable_dp_attention": True,
+    "attention_ranks": 1,
+    "enable_two_batch_overlap": True,
+}
+"""The engine core's process has attention, and two others the experts."""
 
 
 @pytest.fixture(autouse=True)
@@ -57,16 +65,36 @@ def test_experts_that_move_between_processes_answer_as_one_process_does_in_each_
         assert answers(made, 64) == expected
 
 
+def test_attention_and_experts_in_different_processes_answer_as_one_process_does_in_each_epoch(
+    tmp_path: Path,
+) -> None:
+    base = make_family_folder(tmp_path / "model", "glm4_moe")
+    adapters = adapters_of(base, tmp_path, TWO)
+    expected = answers(Assembled(base, adapters), 64)
+    asked = {"ranks": 3, "expert_parallel_size": 2, **APART}
+    del asked["tensor_parallel_size"]
+    with processes(base, adapters, **asked) as made:
+        assert answers(made, 64) == expected
+        made.begin_epoch()
+        assert answers(made, 64) == expected
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"])
 @pytest.mark.parametrize(
-    ("case", "own_sequences"), [("qwen2_moe", False), ("deepseek_v3", True)]
-)  # with shared experts; with latent attention and sequences of its own
-async def test_streams_continue_token_for_token_when_a_rank_with_experts_is_killed(
-    case: str, own_sequences: bool, tmp_path: Path
+    ("case", "changes", "killed"),
+    [
+        ("qwen2_moe", {"enable_eplb": True}, "other"),  # with shared experts
+        ("deepseek_v3", {"enable_eplb": True, "enable_dp_attention": True}, "other"),  # latent attention
+        ("qwen2_moe", APART, "other"),
+        ("qwen2_moe", APART, "core"),
+    ],
+)
+async def test_streams_continue_token_for_token_when_a_rank_is_killed(
+    case: str, changes: dict[str, Any], killed: str, tmp_path: Path
 ) -> None:
     base = make_family_folder(tmp_path / "model", case)
-    made = adapters_of(base, tmp_path, {} if own_sequences else TWO)
+    made = adapters_of(base, tmp_path, TWO if case == "qwen2_moe" else {})
     options = EngineOptions(
         base,
         named_adapters=tuple(made.items()),
@@ -74,10 +102,7 @@ async def test_streams_continue_token_for_token_when_a_rank_with_experts_is_kill
         dtype="float32",
         max_seqs=8,
         kv_memory=2**22,
-        tensor_parallel_size=2,
-        expert_parallel_size=2,
-        enable_eplb=True,
-        enable_dp_attention=own_sequences,
+        **{"tensor_parallel_size": 2, "expert_parallel_size": 2, **changes},
     )
     async with open_multi_process(options, max_restarts=20) as engines:
         client = engines.client
@@ -97,11 +122,11 @@ async def test_streams_continue_token_for_token_when_a_rank_with_experts_is_kill
         with anyio.fail_after(PATIENCE):
             calm = await play_all(client, logs)
             [core] = _children(os.getpid(), r"personae\.actors\.enginecore")
-            [other] = _children(core, r"personae\.engine\.parallel")
+            other, *_ = _children(core, r"personae\.engine\.parallel")
 
             async def kill() -> None:
                 await soon(lambda: client.stats().running > 2, "some streams have begun")
-                os.kill(other, signal.SIGKILL)
+                os.kill(other if killed == "other" else core, signal.SIGKILL)
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(kill)

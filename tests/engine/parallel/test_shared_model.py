@@ -111,6 +111,37 @@ def test_a_step_exchanges_what_the_documentation_says() -> None:
     assert comm.given - before == 4 * (sums + sampled * config.vocab_size // 2)
 
 
+def test_ranks_that_round_inputs_exchange_the_largest_of_each_row_as_the_documentation_says() -> None:
+    made = EngineHarness(model_folder("llama", intermediate_size=128), ranks=2, shared=True, quantize="fp8")
+    config, comm = made.ranks[0].model.whole, made.ranks[0].model.comm
+    assert isinstance(comm, SharedMemory)
+    made.play([made.log("one", range(20, 29), max_tokens=1)])
+    tokens, sampled = 9, 1
+    sums = tokens * (2 * config.layers + 1) * config.hidden_size + sampled * config.vocab_size // 2
+    assert comm.given == 4 * (sums + tokens * 2 * config.layers)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_experts_that_round_inputs_exchange_it_within_their_group(groups: int) -> None:
+    base = model_folder(
+        "qwen3_moe", num_experts=8, num_key_value_heads=2, intermediate_size=128, moe_intermediate_size=128
+    )
+    made = EngineHarness(base, ranks=4, shared=True, quantize="fp8", expert_groups=groups)
+    config, comms = made.ranks[0].model.whole, [rank.model.comm for rank in made.ranks]
+    made.play([made.log("one", range(20, 29), max_tokens=1)])
+    tokens, sampled, chosen = 9, 1, made.ranks[0].model.layers[0].experts.spec.routing.top_k  # type: ignore[union-attr]  # it has experts
+    sums = tokens * (2 * config.layers + 1) * config.hidden_size + sampled * config.vocab_size // 4
+    each = sums + tokens * config.layers  # of o
+    of_experts = tokens * chosen * config.layers
+    for comm in comms:
+        assert isinstance(comm, SharedMemory)
+        assert comm.given == 4 * (each + (of_experts if groups == 1 else 0))
+    if groups == 2:
+        first, same, second, _ = (comm.group.given for comm in comms)  # type: ignore[attr-defined]  # Parts
+        assert first == same
+        assert first + second == 4 * of_experts
+
+
 @pytest.mark.parametrize(
     ("family", "size", "said"),
     [
