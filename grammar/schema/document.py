@@ -114,7 +114,7 @@ def validator(document: Schema) -> jsonschema_rs.Validator:
     try:
         return _VALIDATORS[draft](for_library(document), offline=True, validate_formats=True)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
-        path, reason = _failure(error)
+        path, reason = _failure(error, document)
         place = pointer(path or _reference_to_nothing(document, reason))
         raise GrammarError(f"The schema is malformed at {place}: {reason}.", param=SCHEMA_PARAM) from error
 
@@ -133,7 +133,25 @@ def for_library(schema: Any) -> Any:
     return rebuilt
 
 
-def _failure(error: jsonschema_rs.ValidationError | jsonschema_rs.ReferencingError) -> tuple[Path, str]:
+def as_written(document: Schema, path: Path) -> tuple[Path, Any]:
+    """A place that the library names, with names of patterns as the schema writes them, and what is there;
+    None if that is unknown, as within an embedded document, whose places begin with it."""
+    written: list[str | int] = []
+    found: Any = document
+    for step in path:
+        if isinstance(found, dict) and step not in found:
+            step = next((name for name in found if library_pattern(name) == step), step)
+        written.append(step)
+        try:
+            found = found[step]
+        except (LookupError, TypeError):
+            return path, None
+    return tuple(written), found
+
+
+def _failure(
+    error: jsonschema_rs.ValidationError | jsonschema_rs.ReferencingError, document: Schema
+) -> tuple[Path, str]:
     """Where a schema violates its dialect, and how. If one form of several is required, the error of the form
     that comes closest."""
     if isinstance(error, jsonschema_rs.ReferencingError):
@@ -143,7 +161,12 @@ def _failure(error: jsonschema_rs.ValidationError | jsonschema_rs.ReferencingErr
     reason = error.message.rstrip(".")
     if isinstance(kind, jsonschema_rs.ValidationErrorKind.Enum):
         reason = f"{error.instance!r:.80} is not one of {', '.join(map(str, kind.options))}"
-    return tuple(error.instance_path), reason
+    path = tuple(error.instance_path)
+    if isinstance(kind, jsonschema_rs.ValidationErrorKind.Format) and kind.format == "regex":
+        path, found = as_written(document, path)
+        pattern = found if isinstance(found, str) else path[-1]
+        reason = f"{pattern!r:.80} is not a regular expression, or is too large"
+    return path, reason
 
 
 def _reference_to_nothing(document: Schema, message: str) -> Path:

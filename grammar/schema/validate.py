@@ -1,11 +1,17 @@
 """Checks whether a finished answer is valid, for answers that a grammar could not bind completely."""
 
+import json
+
+import jsonschema_rs
 import msgspec
 
-from personae.grammar.schema.document import parse_with_validator, pointer
+from personae.grammar.regex.library import library_pattern
+from personae.grammar.schema.document import Schema, as_written, parse_with_validator, pointer
 from personae.grammar.spec import GrammarSpec
 
 MAX_VIOLATIONS = 10
+
+_JSON = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class SchemaViolation(msgspec.Struct, frozen=True):
@@ -32,9 +38,18 @@ def validate_answer(spec: GrammarSpec, answer: str) -> SchemaValidation:
     except (msgspec.DecodeError, RecursionError) as error:
         return SchemaValidation(False, (SchemaViolation("#", f"The answer is not JSON: {error}"),))
     violations = []
-    _, validator = parse_with_validator(spec.source)
+    schema, validator = parse_with_validator(spec.source)
     for failure in validator.iter_errors(instance):
-        violations.append(SchemaViolation(pointer(failure.instance_path), failure.message))
+        violations.append(SchemaViolation(pointer(failure.instance_path), _message(failure, schema)))
         if len(violations) == MAX_VIOLATIONS:
             break
     return SchemaValidation(not violations, tuple(violations))
+
+
+def _message(failure: jsonschema_rs.ValidationError, schema: Schema) -> str:
+    """What the library says, with a pattern as the schema writes it."""
+    if isinstance(kind := failure.kind, jsonschema_rs.ValidationErrorKind.Pattern):
+        _, pattern = as_written(schema, tuple(failure.schema_path))
+        if isinstance(pattern, str) and library_pattern(pattern) == kind.pattern:
+            return f"{_JSON(failure.instance)} does not match {_JSON(pattern)}"
+    return failure.message

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -20,6 +21,11 @@ from personae.grammar.schema.document import parse_schema, pointer, validator
         ('{"properties": {"type": "string"}}', "malformed at #/properties/type: .* is not of type"),
         ('{"properties": {"a/b": {"minLength": -1}}}', "malformed at #/properties/a~1b/minLength"),
         ('{"type": "string", "pattern": "("}', "malformed at #/pattern"),
+        (
+            '{"type": "string", "pattern": "^.{0,100000}$"}',
+            re.escape("at #/pattern: '^.{0,100000}$' is not a regular expression, or is too large"),
+        ),
+        ('{"patternProperties": {"(.": {}}}', re.escape("at #/patternProperties/(.: '(.' is not")),
         ('{"$ref": "#/$defs/none"}', "does not exist"),
         ('{"$ref": "https://example.com/schema.json"}', "example.com"),
         ('{"$schema": "https://example.com/dialect"}', "not a supported dialect"),

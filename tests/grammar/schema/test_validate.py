@@ -1,3 +1,5 @@
+import json
+
 from personae.grammar.schema.validate import MAX_VIOLATIONS, SchemaViolation, validate_answer
 from personae.grammar.spec import GrammarSpec
 
@@ -29,3 +31,25 @@ def test_an_answer_that_is_not_json_is_invalid():
 def test_the_list_of_violations_is_bounded():
     outcome = validate_answer(UNIQUE, "[" + ",".join(['"x"'] * 100) + "]")
     assert len(outcome.violations) == MAX_VIOLATIONS
+
+
+def test_a_pattern_is_shown_as_the_schema_writes_it():
+    schema = {
+        "properties": {"a": {"pattern": r"^(?<n>.)\k<n>$"}},
+        "patternProperties": {"^.b$": {"$ref": "#/$defs/short"}, "^.c$": {"allOf": [{"pattern": '^."$'}]}},
+        "$defs": {"short": {"pattern": "^.$"}},
+    }
+    answer = {"a": "xy", "ab": "xyz", "ac": "é"}
+    outcome = validate_answer(GrammarSpec("json_schema", json.dumps(schema)), json.dumps(answer))
+    assert {violation.pointer: violation.message for violation in outcome.violations} == {
+        "#/a": r'"xy" does not match "^(?<n>.)\\k<n>$"',
+        "#/ab": '"xyz" does not match "^.$"',
+        "#/ac": r'"é" does not match "^.\"$"',
+    }
+
+
+def test_a_pattern_within_an_embedded_document_is_shown_too():
+    inner = {"$id": "https://example.com/inner", "patternProperties": {"^.$": {"pattern": "^.$"}}}
+    schema = {"$ref": "https://example.com/inner", "$defs": {"inner": inner}}
+    outcome = validate_answer(GrammarSpec("json_schema", json.dumps(schema)), '{"a": "xy"}')
+    assert [violation.message[:20] for violation in outcome.violations] == ['"xy" does not match ']
