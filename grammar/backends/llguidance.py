@@ -111,12 +111,22 @@ class LLGuidanceBackend:
         return matcher
 
 
+_MEANINGS = {
+    "NoExtensionBias": "no text matches it",
+    "lexer precomputation failed": "its automaton is too large",
+}
+"""The library's own words, and what a caller can make of them."""
+
+
 def _reason(error: str) -> str:
     """The library's message without the place in the Lark text, which the caller has not written."""
     error = error.split(" Enable '")[0]  # its options are not the caller's
     message = error.split("\n<state>")[0].split("\n   1 |")[0].split("failed to compile JSON schema: ")[-1]
     if message.startswith("at ") and "(in regex): " in message:
         message = message.split("(in regex): ")[-1]
+    for words, meaning in _MEANINGS.items():
+        if words in message:
+            return meaning
     return " ".join(message.split())[:300]
 
 

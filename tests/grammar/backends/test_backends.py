@@ -299,6 +299,18 @@ def test_a_malformed_grammar_is_refused_with_its_parameter(name, kind, source, p
     assert f"The {said.get(kind, kind)}" in refusal.value.message
 
 
+@pytest.mark.parametrize(
+    ("kind", "source", "why"),
+    [
+        ("lark", "start: start start", "grammar, read as Lark, cannot be compiled: no text matches it"),
+        ("regex", ".*" * 2000, "regex cannot be compiled: its automaton is too large"),
+    ],
+)
+def test_what_the_library_says_in_its_own_words_is_told_in_the_callers(kind, source, why):
+    with pytest.raises(GrammarError, match=f"{why}$"):
+        make_backend("llguidance", VOCABULARY).compile(GrammarSpec(kind, source))
+
+
 def test_what_is_wrong_with_a_regular_expression_speaks_of_it_alone():
     with pytest.raises(GrammarError, match=r"cannot be compiled: regex parse error: \(a ") as refused:
         make_backend("llguidance", byte_level_vocabulary()).compile(GrammarSpec("regex", "(a"))
