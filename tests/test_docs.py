@@ -80,6 +80,12 @@ def test_the_options_that_others_servers_have_become_are_options_of_ours() -> No
     assert named <= known
 
 
+def test_every_page_with_examples_is_run() -> None:
+    pages = ["README.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+    elsewhere = "docs/guide/responses.md"  # tests/api/responses/test_answers.py
+    assert {page for page in pages if any(examples(page))} == {*REAL, *DEMO, *CLIENTS, elsewhere}
+
+
 @pytest.mark.parametrize("page", REAL)
 def test_a_page_about_the_real_model_shows_what_an_example_brings(page: str) -> None:
     assert any(example.shown for example in examples(page))

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ DEMO = (
     "docs/guide/batches.md",
     "docs/guide/bench.md",
     "docs/guide/console.md",
+    "docs/guide/embeddings.md",
     "docs/guide/structured_output.md",
     "docs/operate/administration.md",
 )
@@ -53,7 +55,7 @@ def examples(page: str) -> Iterator[Example]:
     """The examples of a page, in order."""
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = list(_BLOCK.finditer(text))
-    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, after in zip_longest(blocks, blocks[1:]):
         language, source = block.groups()
         if language != "python" and not (language == "sh" and source.startswith(_COMMANDS)):
             continue
@@ -87,6 +89,8 @@ def run(example: Example, url: str, names: dict[str, Any]) -> str:
         check=True,
         env=os.environ | {"PATH": search},
     )
+    if source.startswith("curl "):
+        assert not json.loads(done.stdout).get("error"), f"{example.page}:{example.line} brings {done.stdout}"
     return done.stdout
 
 
