@@ -17,7 +17,7 @@ from personae.api.exchange import Exchange
 from personae.api.respond import encode_json
 from personae.api.wire.schema import CompletionRequest
 from personae.engine.params import SamplingParams
-from personae.errors import RequestError
+from personae.errors import AdapterOverflow, RequestError
 
 MOST_VALUES = 2**21  # numbers of an answer: about 40 MB of JSON
 
@@ -57,6 +57,8 @@ class EmbeddingJob:
             seen=check,
         )
         vectors = [outcome.vector for outcome in found.outcomes]
+        if self.model.adapter is not None:  # the base's own weights are finite
+            _check_overflow(vectors)
         data = await exchange.prepared(lambda brief: [_shown(i, raw, body) for i, raw in enumerate(vectors)])
         answer = Embeddings(data, self.model.name, found.usage)
         return await exchange.prepared(lambda brief: encode_json(answer))
@@ -94,6 +96,17 @@ def _check(body: EmbeddingRequest, size: int, count: int) -> None:
             param="input",
             code="too_many_values",
         )
+
+
+def _check_overflow(vectors: Sequence[bytes]) -> None:
+    """Raises AdapterOverflow for a vector that is not finite, or all zeros. The model's last norm makes zeros
+    of states whose squares overflow."""
+    for index, raw in enumerate(vectors):
+        if not 0 < np.linalg.norm(np.frombuffer(raw, np.float32)) < np.inf:
+            raise AdapterOverflow(
+                f"The adapter's values overflow with `input[{index}]`, so that has no vector. Upload an "
+                "adapter with smaller updates."
+            )
 
 
 def _shown(index: int, raw: bytes, body: EmbeddingRequest) -> Embedding:

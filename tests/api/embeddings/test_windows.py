@@ -1,8 +1,11 @@
-"""How many prompts of a request go to the engine at a time."""
+"""How many prompts of a request go to the engine at a time, and what is no answer to them."""
 
+import math
+import struct
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
+import fake_engine
 import pytest
 from asgi import client
 from fake_engine import FakeEngine, FakeStream
@@ -43,3 +46,21 @@ async def test_a_flood_of_texts_reaches_the_engine_in_windows() -> None:
     assert answer.status_code == 200, answer.text
     assert [row["index"] for row in answer.json()["data"]] == list(range(2 * WINDOW + 1))
     assert engine.counts == (WINDOW, WINDOW, 1)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
+async def test_a_vector_that_an_adapter_s_overflow_leaves_is_no_answer(
+    value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = fake_engine.vector_of
+    left = struct.pack("<8f", *[value] * 8)
+    engine = FakeEngine()
+    bad = tuple(engine.tokenizer.encode("b"))
+    monkeypatch.setattr(fake_engine, "vector_of", lambda log: left if log.tokens[:1] == bad else made(log))
+    async with client(create_app(engine)) as asking:
+        body = {"model": "team/pirate", "input": ["a", "b"]}
+        refused = await asking.post("/v1/embeddings", json=body)
+    assert refused.status_code == 400, refused.text
+    assert refused.json()["error"]["code"] == "adapter_overflow"
+    assert "`input[1]`" in refused.json()["error"]["message"]
