@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
+from personae.engine.layers.block import BlockSpec
 from personae.engine.layers.mlp import MlpSpec
 from personae.engine.layers.moe import MoeSpec
 from personae.engine.models.cohere import NORM
@@ -60,14 +61,14 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     )
 
 
-def _mlps(fields: Fields) -> list[MlpSpec | MoeSpec]:
+def _mlps(fields: Fields) -> list[BlockSpec]:
     """The MLP of each layer."""
     gate, size = activation(fields), fields.size("intermediate_size")
     count, top_k = experts(fields)
     score = fields.get("expert_selection_fn", "softmax")
     if score not in ("softmax", "sigmoid"):
         raise fields.error("expert_selection_fn", f"{score!r} is not supported")
-    renormalize = fields.get("norm_topk_prob", True) or score == "softmax"
+    renormalize = fields.get("norm_topk_prob", True)
     shared = fields.size("num_shared_experts", default=0, zero=True)
     how = fields.get("shared_expert_combination_strategy", "average")
     if how not in ("average", "sum"):
@@ -76,7 +77,9 @@ def _mlps(fields: Fields) -> list[MlpSpec | MoeSpec]:
     sparse = MoeSpec(
         count,
         size,
-        Routing(top_k, renormalize, score, scale=share),
+        Routing(top_k, renormalize, "sigmoid", scale=share)
+        if score == "sigmoid"
+        else Routing(top_k, renormalize=True, scale=share),
         activation=gate,
         shared=MlpSpec(shared * size, gate, path="mlp.shared_experts", key="shared_", scales=(1.0, share))
         if shared

@@ -691,6 +691,7 @@ class Decoder:
             norm.finish()
         if self.per_layer is not None:
             self.per_layer.norm.finish()
+            self.per_layer.table.pack()
         if place is None or not place.filled:
             for linear in self._linears():
                 linear.method.loaded()
