@@ -10,7 +10,7 @@ from torch import Tensor
 
 from personae.engine.config import ModelConfig
 from personae.engine.generation_config import GenerationDefaults
-from personae.engine.quantization import method_of
+from personae.engine.quantization import base, method_of
 from personae.engine.quantization.base import LinearMethod, Scheme
 from personae.engine.quantization.unquantized import Unquantized
 from personae.engine.tokenizer_files import TokenizerFiles
@@ -18,6 +18,7 @@ from personae.errors import ModelLoadError
 from personae.lora.shards import Shard
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+LOOKED_UP = (base.EMBEDDING, base.PER_LAYER)  # the modules that are tables
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -126,7 +127,7 @@ def kept_as_stored(
 ) -> Scheme:
     """Modules whose tensors all have the same one of these kinds keep it, or else one that has the values of
     all; the others have the model's dtype. Without an output matrix, the embedding is that. `looks_up`:
-    whether the device can look rows up in these kinds, so that the embedding keeps its own, too."""
+    whether the device can look rows up in these kinds, so that embeddings keep their own, too."""
     found: dict[str, tuple[str | None, str | None]] = {}
 
     def kinds_of(module: str) -> tuple[str | None, str | None]:
@@ -137,7 +138,7 @@ def kept_as_stored(
     def scheme(names: Sequence[str]) -> type[LinearMethod]:
         for name in names:
             if name not in found:
-                plain = f"{name}.weight" == EMBEDDING and not looks_up
+                plain = name in LOOKED_UP and not looks_up
                 found[name] = (None, None) if plain else kinds_of(name)
         for of_all in zip(*(found[name] for name in names), strict=True):
             kind = of_all[0]

@@ -20,7 +20,7 @@ from torch import Tensor
 from personae.engine.heads.eagle3_config import Eagle3Config
 from personae.engine.heads.head import Head
 from personae.engine.kv import KVCache
-from personae.engine.layers.embedding import Embedding
+from personae.engine.layers.embedding import TokenEmbedding
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.norm import Norm
 from personae.engine.quantization import scheme_of
@@ -41,7 +41,7 @@ class Eagle3Head(Head):
     def __init__(
         self,
         config: Eagle3Config,
-        embedding: Embedding,
+        embedding: TokenEmbedding,
         layers: int,
         *,
         dtype: torch.dtype,
@@ -65,7 +65,7 @@ class Eagle3Head(Head):
         self.own_embedding = own_embedding
         if own_embedding:
             size = config.vocab_size, hidden
-            embedding = Embedding((), *size, scheme=scheme_of(None), dtype=dtype, device=device)
+            embedding = TokenEmbedding((), *size, scheme=scheme_of(None), dtype=dtype, device=device)
         self.embedding = embedding
         self.norm_before_residual = config.norm_before_residual
         self.fc = context.linear(

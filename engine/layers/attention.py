@@ -25,9 +25,9 @@ def halves_first(dim: int, device: torch.device, turned: int | None = None) -> T
     """The order [dim] in which the first numbers of neighbouring pairs come before the second ones. Pairs are
     among the first `turned` numbers, None for all."""
     turned = dim if turned is None else turned
-    order = torch.arange(dim, device=device)
-    order[:turned] = torch.arange(turned, device=device).view(-1, 2).T.flatten()
-    return order
+    order = torch.arange(dim)
+    order[:turned] = torch.arange(turned).view(-1, 2).T.flatten()
+    return order.to(device)
 
 
 @dataclass(frozen=True, slots=True)

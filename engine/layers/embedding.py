@@ -12,7 +12,7 @@ from personae.kernels.decoder import LinearWeights, PackedLinear, Weight, lookup
 from personae.kernels.quantized import QuantizedWeight
 
 
-class Embedding:
+class TokenEmbedding:
     """Looks rows up. The table keeps a file's bits if `scheme` says so for its `names` in the checkpoint, and
     a row is then rounded to `dtype` when it is looked up. Otherwise the table is in `dtype`.
 

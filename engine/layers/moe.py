@@ -414,7 +414,7 @@ class MoE:
             shards=[of["expert_down"]] * count if of else (),
             comm=self._comm.group,
         )
-        self._numbers = torch.arange(count + spare + 1, device=device)
+        self._numbers = torch.arange(count + spare + 1).to(device)  # on "meta" arange imports sympy: 40 MiB
         self._gate = gate_of(spec.activation, gated=spec.gated, device=device, dtype=dtype)
         self.correction = (
             torch.empty(spec.experts, dtype=torch.float32, device=device) if spec.correction else None

@@ -7,19 +7,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from personae.engine.layers.block import BlockContext, UndividedBlock
+from personae.engine.layers.embedding import TokenEmbedding
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import PLAIN, Activation
 from personae.engine.layers.norm import Norm
 from personae.engine.layers.step import ForwardContext
+from personae.engine.quantization.base import PER_LAYER
 from personae.kernels.decoder import Weight
 from personae.lora.shards import INPUTS, OUTPUTS, Shard
 from personae.lora.sites import LoraSite
 
-TABLE = "model.embed_tokens_per_layer.weight"
 GATE, PROJECTION = "per_layer_input_gate", "per_layer_projection"
 
 
@@ -32,7 +32,10 @@ class PerLayerEmbedding:
     ) -> None:
         self.size, self.layers, self._beyond = size, len(layers), tokens < vocab_size
         width = len(layers) * size
-        self.table = torch.empty(tokens, width, dtype=context.dtype, device=context.device)
+        self.table = TokenEmbedding(
+            (PER_LAYER,), tokens, width, scheme=context.scheme, dtype=context.dtype, device=context.device
+        )
+        self._tokens = tokens
         self._own = None if len(layers) == total else (layers.start * size, layers.stop * size)
         self.projection = context.linear(
             ("model.per_layer_model_projection",),
@@ -50,21 +53,21 @@ class PerLayerEmbedding:
     def __call__(self, tokens: Tensor, x: Tensor) -> Tensor:
         """tokens: [T] int64, x: [T, hidden], their embedding -> [T, layers, size]."""
         if self._beyond:  # tokens of images and sound have the first token's
-            tokens = tokens.masked_fill(tokens >= len(self.table), 0)
-        own = F.embedding(tokens, self.table) * self._table_scale
+            tokens = tokens.masked_fill(tokens >= self._tokens, 0)
+        own = self.table(tokens) * self._table_scale
         computed = (self.projection(x) * self._scale).view(len(x) * self.layers, self.size)
         return (self.norm(computed) + own.view(-1, self.size)).mul_(2**-0.5).view(-1, self.layers, self.size)
 
     def tensors(self) -> Iterator[tuple[str, Weight]]:
         """(checkpoint name, the view to fill) of each parameter."""
-        yield TABLE, self.table
+        yield f"{PER_LAYER}.weight", self.table.weight
         yield from self.projection.tensors()
         yield from self.norm.tensors("model.per_layer_projection_norm")
 
     def shards(self) -> Iterator[tuple[str, Shard]]:
         """See Block."""
         if self._own is not None:
-            yield TABLE, Shard(INPUTS, (self._own,))
+            yield f"{PER_LAYER}.weight", Shard(INPUTS, (self._own,))
         yield from self.projection.shards()
 
 

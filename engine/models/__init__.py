@@ -22,6 +22,7 @@ _TABLE = (  # model_type, architecture, file
     ("bamba", "BambaForCausalLM", "bamba"),
     ("cohere", "CohereForCausalLM", "cohere"),
     ("cohere2", "Cohere2ForCausalLM", "cohere"),
+    ("cohere2_moe", "Cohere2MoeForCausalLM", "cohere2_moe"),
     ("cwm", "CwmForCausalLM", "cwm"),
     ("deepseek_v2", "DeepseekV2ForCausalLM", "deepseek"),
     ("deepseek_v3", "DeepseekV3ForCausalLM", "deepseek"),

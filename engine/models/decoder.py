@@ -19,7 +19,7 @@ from personae.engine.layers.altup import AltUp, AltUpSpec, AltUpStreams
 from personae.engine.layers.attention import Attention
 from personae.engine.layers.block import Block, BlockContext, KVSpec, LayerSpec, NoBlock
 from personae.engine.layers.dense_and_experts import DenseAndExperts
-from personae.engine.layers.embedding import Embedding
+from personae.engine.layers.embedding import TokenEmbedding
 from personae.engine.layers.latent_attention import LatentAttention
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import MLP
@@ -276,8 +276,8 @@ class Decoder:
     """A decoder-only transformer. Its parameters are allocated here and filled by `engine/loader.py`.
 
     `max_position` limits the rope tables to the longest context that will run; None means the model's own.
-    `scheme`: the format of each linear module's weight, None for `dtype`. The embedding is always kept in
-    `dtype`, even if it is also the output matrix: a step reads only one row of it per token.
+    `scheme`: the format of each linear module's weight, None for `dtype`. The embedding is in `dtype` or in a
+    file's bits, even if it is also the output matrix: a step reads only one row of it per token.
 
     `comm`: the ranks that share the model, of which this is one. `config` is that of the whole model;
     `self.shared` has this rank's part of all layers, and `self.config` those of its stage, numbered from 0. A
@@ -324,7 +324,7 @@ class Decoder:
         self.vocabulary_widths = [stop - start for start, stop in pairwise(bounds)]
         tokens = 0 if comm.stage else self.vocabulary_widths[comm.rank]
         rows = [Shard(OUTPUTS, (self._vocabulary,))] if comm.size > 1 else []
-        self.embedding = Embedding(
+        self.embedding = TokenEmbedding(
             (EMBEDDING,), tokens, config.hidden_size, scheme=kept, dtype=dtype, device=device
         )
         contexts = [
@@ -691,6 +691,7 @@ class Decoder:
             norm.finish()
         if self.per_layer is not None:
             self.per_layer.norm.finish()
+            self.per_layer.table.pack()
         if place is None or not place.filled:
             for linear in self._linears():
                 linear.method.loaded()

@@ -15,8 +15,8 @@ from personae.kernels.decoder import LinearWeights, PackedLinear, Weight, pack_l
 from personae.kernels.quantized import QuantizedWeight, Stored
 from personae.lora.shards import OUTPUTS, Shard
 
-EMBEDDING, OUTPUT = "model.embed_tokens", "lm_head"
-"""The names in a checkpoint of the embedding and of the output matrix. Schemes recognise them by these."""
+EMBEDDING, PER_LAYER, OUTPUT = "model.embed_tokens", "model.embed_tokens_per_layer", "lm_head"
+"""The names in a checkpoint of the embeddings and of the output matrix. Schemes recognise them by these."""
 
 
 class Product(Protocol):

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <tuple>
+#include <utility>
 
 #include "formats.h"
 #include "instructions.h"
@@ -182,18 +183,33 @@ inline Packed* pack(const Weight& w, bool paired, char* memory) {
     return p;
 }
 
-// One output's inputs [k], as `plain` has them; for weights in few bits whose outputs are not in two halves.
+inline void put_rounded(bf16* to, bf16 x) { *to = x; }
+inline void put_rounded(float* to, bf16 x) { *to = widen(x); }
+
+// One output's inputs [k], as `plain` has them.
+template <Kept KEPT, typename To>
+void plain_row_of(const Packed& p, int64_t output, To* row) {
+    constexpr Layout L = layout_of(KEPT);
+    const int64_t g = output / GROUP;
+    const float scale = L.scaled ? p.scales(g)[output % GROUP] : 1.0f;
+    char *at = p.group(g), *super = at;
+    for (int64_t block = 0; block < p.blocks; block++, at += L.block_bytes()) {
+        if (L.super_bytes && block % TOGETHER_K == 0) super = at, at += L.super_bytes;
+        for (int64_t i = 0; i < std::min<int64_t>(32, p.k - block * 32); i++)
+            put_rounded(row + block * 32 + i, narrow<bf16>(Element{KEPT, super, at, output % GROUP, i}.value() * scale));
+    }
+}
+
+template <typename To, size_t... KEPT>
+void choose_plain_row(const Packed& p, int64_t output, To* row, std::index_sequence<KEPT...>) {
+    static constexpr void (*by_format[])(const Packed&, int64_t, To*) = {plain_row_of<Kept(KEPT + 1), To>...};
+    by_format[p.kept - 1](p, output, row);
+}
+
+// The same, for weights in few bits whose outputs are not in two halves.
 template <typename To>
 void plain_row(const Packed& p, int64_t output, To* row) {
-    const int64_t g = output / GROUP, place = output % GROUP;
-    const float scale = p.scaled() ? p.scales(g)[place] : 1.0f;
-    for (int64_t input = 0; input < p.k; input++) {
-        const bf16 x = narrow<bf16>(p.element(g, input / 32, place, input % 32).value() * scale);
-        if constexpr (std::is_same_v<To, bf16>)
-            row[input] = x;
-        else
-            row[input] = widen(x);
-    }
+    choose_plain_row(p, output, row, std::make_index_sequence<FORMATS - 1>());
 }
 
 // The weight [n, k] again, rounded to bfloat16 where it was quantized.

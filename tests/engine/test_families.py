@@ -2,6 +2,7 @@
 all."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -27,10 +28,11 @@ from transformers import (
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from personae.engine.config_file import read_config
 from personae.engine.loader import load_model
-from personae.engine.models import MODEL_TYPES
+from personae.engine.models import FAMILIES, MODEL_TYPES
 from personae.errors import LoadError
 
 SAMPLE = [
@@ -196,6 +198,22 @@ def test_wrong_fields_are_refused_by_name(
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
     with pytest.raises(LoadError, match=error):
         read_config(folder)
+
+
+def test_every_class_of_transformers_is_served_or_the_guide_says_why_not() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "models.md").read_text()
+    section = guide.partition("### Not served\n")[2].partition("###")[0]
+    rows = [line.split("|")[2] for line in section.splitlines() if line.startswith("|")]
+    of_all = {
+        name
+        for each in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+        for name in ([each] if isinstance(each, str) else each)
+    }
+    ends = "(ForCausalLM|WithLMHeadModel|LMHeadModel|ModelWithLMHead|ForConditionalGeneration|Decoder)$"
+    assert sorted(re.findall("`(.+?)`", "".join(rows))) == sorted(
+        {re.sub(ends, "", name) for name in of_all - {*FAMILIES}}
+    )
+    assert f"has {len(of_all)} classes" in section
 
 
 def test_every_case_is_of_a_family_that_is_served() -> None:

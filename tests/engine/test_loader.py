@@ -1,10 +1,13 @@
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from family_models import make_family_folder
 from paged import PagedSequences
 from programs import Program
 from safetensors.torch import load_file
@@ -309,3 +312,14 @@ def test_the_size_of_a_tied_output_matrix_counts_once_unless_it_is_quantized() -
     assert load(folder).nbytes == stored
     int8 = load_model(folder, device=CPU, quantize="int8")
     assert int8.nbytes > sum(tensor.nbytes for _, tensor in int8.tensors())
+
+
+@pytest.mark.parametrize("case", ["mixtral", "cohere", "deepseek_v3", "qwen3_next"])
+def test_a_model_is_loaded_without_modules_that_only_a_compiler_needs(case: str, tmp_path: Path) -> None:
+    folder = make_family_folder(tmp_path, case) if case != "mixtral" else model_folder("mixtral")
+    code = (
+        "import sys, torch; from pathlib import Path; from personae.engine.loader import load_model; "
+        f"load_model(Path({str(folder)!r}), device=torch.device('cpu')); print('sympy' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"

@@ -186,6 +186,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("gpt_oss", {"layer_types": MIXED, "rope_parameters": {**YARN, "truncate": False}}),
     "cohere": ("cohere", {"attention_bias": True}),
     "cohere2": ("cohere2", {"layer_types": MIXED}),
+    "cohere2_moe": (
+        "cohere2_moe",
+        {"layer_types": MIXED, "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 1},
+    ),
+    "cohere2_moe, sigmoid and RMS norms": (
+        "cohere2_moe",
+        {
+            "layer_types": MIXED,
+            "expert_selection_fn": "sigmoid",
+            "shared_expert_combination_strategy": "sum",
+            "rms_norm_eps": 1e-5,
+        },
+    ),
     "starcoder2": ("starcoder2", {}),
     "phi": ("phi", {}),
     "stablelm": ("stablelm", {"use_qkv_bias": True}),

@@ -8,7 +8,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -212,8 +212,9 @@ def add_recorded(writer: gguf.GGUFWriter, fields: dict[str, Any]) -> None:
             writer.add_key_value(key, value, gguf.GGUFValueType[types[0]])
 
 
-def write_recorded(path: Path, folder: Path, case: str) -> Path:
-    """The folder's model as the converter writes it: its recorded metadata, and the package's names."""
+def write_recorded(path: Path, folder: Path, case: str, in_q8_0: Collection[str] = ()) -> Path:
+    """The folder's model as the converter writes it: its recorded metadata, and the package's names. The
+    tensors of `in_q8_0` have that type, the others are float32."""
     fields = json.loads(RECORDED.read_text())[case]
     kind = fields["general.architecture"][1]
     known = NAMES_OF.get(kind, kind)
@@ -235,7 +236,9 @@ def write_recorded(path: Path, folder: Path, case: str) -> Path:
         whole = name if name.startswith(("blk.", "altup")) else names.get_name(name)
         own = whole or f"{names.get_name(stem)}.{end}"
         if not own.startswith("None") and not (kind == "cohere2" and end == "bias"):
-            writer.add_tensor(own, tensor.float().contiguous().numpy())
+            kind_of = gguf.GGMLQuantizationType.Q8_0 if own in in_q8_0 else gguf.GGMLQuantizationType.F32
+            written = gguf.quantize(tensor.float().contiguous().numpy(), kind_of)
+            writer.add_tensor(own, written, raw_dtype=kind_of)
     if kind == "gemma4":
         shares = np.array([1.0] * 3 + [1e30] * 9, np.float32)  # a quarter of 12 pairs
         writer.add_tensor("rope_freqs.weight", shares)

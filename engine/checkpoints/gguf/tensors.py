@@ -25,8 +25,9 @@ from personae.engine.layers.mamba import MambaSpec
 from personae.engine.layers.mlp import GATED, MlpSpec
 from personae.engine.layers.moe import MoeSpec
 from personae.engine.layers.parallel import side_by_side
-from personae.engine.layers.per_layer_embedding import GATE, PROJECTION, TABLE, PerLayerInputSpec
+from personae.engine.layers.per_layer_embedding import GATE, PROJECTION, PerLayerInputSpec
 from personae.engine.layers.short_convolution import ShortConvolutionSpec
+from personae.engine.quantization.base import PER_LAYER
 from personae.engine.quantization.gguf import METHODS
 from personae.errors import ModelLoadError
 
@@ -45,7 +46,7 @@ STRETCHING = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_sho
 TOP = {
     "token_embd": "model.embed_tokens",
     "output": "lm_head",
-    "per_layer_token_embd": TABLE.removesuffix(".weight"),
+    "per_layer_token_embd": PER_LAYER,
     "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }

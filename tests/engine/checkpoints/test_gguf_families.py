@@ -10,6 +10,7 @@ from typing import Any
 import gguf_conversion
 import pytest
 import torch
+from family_models import make_family_folder
 from gguf_conversion import CASES, RECORDED, folder_of, write_recorded
 from hf import hf_logits, hf_model, relative_error
 from paged import PagedSequences
@@ -17,6 +18,7 @@ from tiny_models import VOCAB
 
 from personae.engine.loader import load_model
 from personae.errors import ModelLoadError
+from personae.kernels.registry import optional
 
 CPU = torch.device("cpu")
 PROMPT = random.Random(5).choices(range(VOCAB), k=60)
@@ -29,6 +31,34 @@ def test_a_family_has_the_logits_of_transformers_own_reading(case: str, tmp_path
     hidden, _ = PagedSequences(decoder, page_size=8).forward({"a": PROMPT})
     truth = hf_logits(hf_model(folder), PROMPT)
     assert max(map(relative_error, decoder.logits(hidden).clone(), truth)) < 1e-4
+
+
+@pytest.mark.parametrize("case", ["gemma3n", "gemma4"])
+def test_embeddings_for_each_layer_stay_in_the_files_bits(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded, size = json.loads(RECORDED.read_text()), 32  # a block of Q8_0
+    _set(f"{case}.embedding_length_per_layer_input", size)(recorded[case])
+    (tmp_path / "changed.json").write_text(json.dumps(recorded))
+    monkeypatch.setattr(gguf_conversion, "RECORDED", tmp_path / "changed.json")
+    sizes = {**CASES[case], "hidden_size_per_layer_input": size}
+    folder = make_family_folder(tmp_path / "folder", case, **sizes)
+    tables = ("token_embd.weight", "per_layer_token_embd.weight")
+    file = write_recorded(tmp_path / "a.gguf", folder, case, in_q8_0=tables)
+    kept, plain = load_model(file, device=CPU), load_model(file, device=CPU, dtype="bfloat16")
+    assert kept.per_layer is not None
+    assert plain.per_layer is not None
+    in_bits = optional("lookup", CPU, torch.bfloat16) is not None
+    assert (kept.per_layer.table.in_bits, kept.embedding.in_bits) == (in_bits, in_bits)
+    assert (kept.weight_bytes < plain.weight_bytes) == in_bits
+    tokens = torch.arange(500).flip(0)
+    assert torch.equal(kept.per_layer.table(tokens), plain.per_layer.table(tokens))
+    assert torch.equal(kept.per_layer.table.plain(), plain.per_layer.table.plain())
+    found, meant = (
+        decoder.logits(PagedSequences(decoder).forward({"a": PROMPT})[0]).clone() for decoder in (kept, plain)
+    )
+    errors = [*map(relative_error, found, meant)]  # the output matrix' inputs are rounded to 8 bits
+    assert sum(errors) / len(errors) < 0.05
 
 
 def _set(key: str, value: Any, kind: str = "UINT32") -> Callable[[dict[str, Any]], None]:
