@@ -1,4 +1,4 @@
-"""The memory of two engines on one machine beside that of one, on Linux.
+"""The memory of two engines on one machine compared with that of one, on Linux.
 
     python -m personae.evals.replica_memory
 

@@ -1,13 +1,13 @@
-"""Prefixes that do not stay in memory: `--kv-disk` beside llama.cpp's saved slots and its cache on the host.
+"""Prefixes that do not stay in memory: `--kv-disk` compared with llama.cpp's saved slots and host cache.
 
     python -m personae.evals.bench.prefix_caches --peer PYTHON FILE.gguf
 
 PYTHON is an interpreter with the package `xllamacpp`, as for `evals.bench.llama_cpp`. Both serve the same
 file over HTTP with AVX2, one after the other. Prompts are random token ids.
 
-First a prefix after a restart. llama.cpp saves its slot when the prompt was computed, and is told to restore
-it; we do both by ourselves. Prints medians of the seconds until the first token, with the time of restoring,
-and until that of another prompt of the same length, which is computed.
+First a prefix after a restart. Requests have llama.cpp save its slot when the prompt was computed, and
+restore it; we do both by ourselves. Prints medians of the seconds until the first token, with the time of
+restoring, and until that of another prompt of the same length, which is computed.
 
 Then sessions that do not fit in memory: all have their first turn, then all have their second, and so on. A
 turn is the session's prompt so far and new tokens. Both have `--memory` for keys and values. llama.cpp puts
@@ -53,7 +53,7 @@ STORED_SECONDS = 5.0  # after which an idle engine has stored its pages
 HOST_MIB = 8192  # of llama.cpp's cache on the host
 
 
-class Asked(NamedTuple):
+class Comparison(NamedTuple):
     """What is measured, with which programs."""
 
     file: Path
@@ -69,20 +69,20 @@ class Asked(NamedTuple):
 
 
 @contextmanager
-def ours(asked: Asked, *options: str) -> Iterator[str]:
+def ours(run: Comparison, *options: str) -> Iterator[str]:
     """Personae's address."""
     port = free_port()
-    command = [sys.executable, "-m", "personae", "serve", str(asked.file), "--port", str(port)]
+    command = [sys.executable, "-m", "personae", "serve", str(run.file), "--port", str(port)]
     with serving([*command, "--speculate", "off", *options], port, AVX2) as address:
         yield address
 
 
 @contextmanager
-def theirs(asked: Asked, slots: int, context: int, host_mib: int) -> Iterator[str]:
+def theirs(run: Comparison, slots: int, context: int, host_mib: int) -> Iterator[str]:
     """llama.cpp's address."""
     port = free_port()
     numbers = map(str, (port, os.cpu_count(), slots, context, host_mib))
-    command = [asked.peer, "-c", PEER, str(asked.file), f"{asked.folder}/", *numbers]
+    command = [run.peer, "-c", PEER, str(run.file), f"{run.folder}/", *numbers]
     with serving(command, port, {}) as address:
         yield address
 
@@ -109,13 +109,13 @@ def drawn(seed: str, count: int) -> list[int]:
     return [chance.randrange(1000, 40000) for _ in range(count)]
 
 
-def prefix_after_restarts(asked: Asked, name: str) -> None:
+def prefix_after_restarts(run: Comparison, name: str) -> None:
     """Measure and print one server's seconds until the first token."""
-    prompt = drawn("prefix", asked.tokens + ANSWER)
-    disk = ("--kv-disk", str(asked.folder / "disk"))
+    prompt = drawn("prefix", run.tokens + ANSWER)
+    disk = ("--kv-disk", str(run.folder / "disk"))
 
     def opened() -> AbstractContextManager[str]:
-        return ours(asked, *disk) if name == "Personae" else theirs(asked, 1, len(prompt) + 64, 0)
+        return ours(run, *disk) if name == "Personae" else theirs(run, 1, len(prompt) + 64, 0)
 
     async def first(address: str) -> None:
         async with httpx.AsyncClient(base_url=address, timeout=600) as client:
@@ -133,8 +133,8 @@ def prefix_after_restarts(asked: Asked, name: str) -> None:
                 (await client.post("/slots/0?action=restore", json=SLOT)).raise_for_status()
             _, cached = await answer(client, prompt, 1)
             found = time.perf_counter() - begun
-            if cached < asked.tokens:
-                raise SystemExit(f"{name}: {cached} of {asked.tokens} tokens were found")
+            if cached < run.tokens:
+                raise SystemExit(f"{name}: {cached} of {run.tokens} tokens were found")
             computed, cached = await answer(client, drawn(f"new {number}", len(prompt)), 1)
             if cached > ANSWER:
                 raise SystemExit(f"{name}: {cached} tokens of a new prompt were found")
@@ -143,14 +143,14 @@ def prefix_after_restarts(asked: Asked, name: str) -> None:
     with opened() as address:
         anyio.run(first, address)
     seconds = []
-    for number in range(asked.rounds):
+    for number in range(run.rounds):
         with opened() as address:
             seconds.append(anyio.run(again, address, number))
     found, computed = (statistics.median(each) for each in zip(*seconds, strict=True))
     print(f"| {name} | {computed:.2f} s | {found:.2f} s | {computed / found:.1f} times |", flush=True)
 
 
-async def play(address: str, asked: Asked) -> tuple[float, int]:
+async def play(address: str, run: Comparison) -> tuple[float, int]:
     """Turns per second of all sessions, and the prompt tokens that were not computed."""
     cached = 0
 
@@ -158,7 +158,7 @@ async def play(address: str, asked: Asked) -> tuple[float, int]:
         nonlocal cached
         while left:
             session = left.pop()
-            prompt = [token for past in range(turn + 1) for token in drawn(f"{session} {past}", asked.new)]
+            prompt = [token for past in range(turn + 1) for token in drawn(f"{session} {past}", run.new)]
             _, found = await answer(client, prompt, ANSWER, f"{session}")
             cached += found
 
@@ -166,33 +166,33 @@ async def play(address: str, asked: Asked) -> tuple[float, int]:
     async with httpx.AsyncClient(base_url=address, timeout=600, limits=limits) as client:
         await answer(client, drawn("warm", 16), 4)
         begun = time.perf_counter()
-        for turn in range(asked.turns):
-            left = list(range(asked.sessions))[::-1]
+        for turn in range(run.turns):
+            left = list(range(run.sessions))[::-1]
             async with anyio.create_task_group() as tasks:
-                for _ in range(asked.clients):
+                for _ in range(run.clients):
                     tasks.start_soon(ask, client, turn, left)
         seconds = time.perf_counter() - begun
-    return asked.sessions * asked.turns / seconds, cached
+    return run.sessions * run.turns / seconds, cached
 
 
-def sessions(asked: Asked) -> None:
+def sessions(run: Comparison) -> None:
     """Measure and print both servers' turns per second."""
-    config = open_checkpoint(asked.file).config()
+    config = open_checkpoint(run.file).config()
     per_token = KVCache.bytes_per_page(config.kv_specs, 16, torch.bfloat16) // 16
-    longest = asked.turns * asked.new + ANSWER
-    options = ["--kv-memory", f"{asked.memory}", "--max-seqs", f"{asked.clients}"]
+    longest = run.turns * run.new + ANSWER
+    options = ["--kv-memory", f"{run.memory}", "--max-seqs", f"{run.clients}"]
     options += ["--max-model-len", f"{longest + ANSWER}"]
-    context = asked.memory // per_token // asked.clients
-    print(f"{per_token} bytes a token, {context} tokens for each of llama.cpp's {asked.clients} slots")
+    context = run.memory // per_token // run.clients
+    print(f"{per_token} bytes a token, {context} tokens for each of llama.cpp's {run.clients} slots")
     servers: dict[str, Callable[[], AbstractContextManager[str]]] = {
-        "Personae": lambda: ours(asked, *options),
-        "Personae, with a disk": lambda: ours(asked, *options, "--kv-disk", str(asked.folder / "sessions")),
-        "llama.cpp": lambda: theirs(asked, asked.clients, context, 0),
-        "llama.cpp, with its cache on the host": lambda: theirs(asked, asked.clients, context, HOST_MIB),
+        "Personae": lambda: ours(run, *options),
+        "Personae, with a disk": lambda: ours(run, *options, "--kv-disk", str(run.folder / "sessions")),
+        "llama.cpp": lambda: theirs(run, run.clients, context, 0),
+        "llama.cpp, with its cache on the host": lambda: theirs(run, run.clients, context, HOST_MIB),
     }
     for name, server in servers.items():
         with server() as address:
-            rate, cached = anyio.run(play, address, asked)
+            rate, cached = anyio.run(play, address, run)
         print(f"| {name} | {rate:.2f} turns/s | {cached} prompt tokens not computed |", flush=True)
 
 
@@ -210,11 +210,11 @@ def main() -> None:
     parser.add_argument("--memory", type=int, default=2**28, help="bytes of keys and values")
     given = vars(parser.parse_args())
     with tempfile.TemporaryDirectory() as folder:
-        asked = Asked(folder=Path(folder), **given)
+        run = Comparison(folder=Path(folder), **given)
         print("| | computed | after a restart | sooner |\n|---|---|---|---|")
         for name in ("Personae", "llama.cpp"):
-            prefix_after_restarts(asked, name)
-        sessions(asked)
+            prefix_after_restarts(run, name)
+        sessions(run)
 
 
 if __name__ == "__main__":
