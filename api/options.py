@@ -424,8 +424,9 @@ class ProcessOptions:
     spare_process: Annotated[
         bool,
         OptionInfo(
-            "Keep a process that has its libraries imported and replaces an engine that dies, so that the "
-            "pause is shorter. Takes memory. For one engine."
+            "Keep a process that has the model loaded and replaces an engine that dies, so that the pause is "
+            "shorter. Both map the same packed weights; adapters and processes for grammars are its own. On "
+            "a GPU it has its libraries only. For one engine."
         ),
     ] = False
     one_process: Annotated[bool, OptionInfo("Run the engine in the server's own process, for debugging.")] = (

@@ -119,7 +119,7 @@ class _Broken(Exception):
 
 class Play:
     """Clients of a server, which `restart` starts again if its frontend was killed. `spare`: it has a process
-    that waits to take the engine core's place."""
+    that waits to take the engine core's place. Only when that is ready the engine core is killed."""
 
     def __init__(
         self,
@@ -218,7 +218,10 @@ class Play:
         match self.kind:
             case "engine":
                 engines = sorted(engine_processes(self.served.pid))
-                return engines[:-1] if self.spare else engines  # the youngest waits
+                if not self.spare:
+                    return engines
+                *serving, waits = engines or [0]  # the youngest; what compiles grammars it starts last
+                return serving if any(descends(pid, waits) for pid in sandbox) else []
             case kind if kind in RANKS:
                 ranks = processes_of(self.served.pid, b"engine.parallel.process")
                 return [*engine_processes(self.served.pid), *ranks] if ranks else []

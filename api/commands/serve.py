@@ -134,19 +134,19 @@ async def _serve(
     async with AsyncExitStack() as stack:
         tracing, traced = stack.enter_context(tracing_to(options.otlp_traces_endpoint))
         engine: AbstractAsyncContextManager[Opened]
+        lasts = options.data_dir is not None
+        secret = data.secret if lasts else None  # of a folder for this run only: pages outlive it
         if options.models:
             from personae.api.base_models.open import open_base_models  # one model needs none of it
 
-            engine = open_base_models(
-                options, start_up.begin, adapter_store=data.adapters, secret=data.secret
-            )
+            engine = open_base_models(options, start_up.begin, adapter_store=data.adapters, secret=secret)
         else:
             engine = open_engine(
                 options,
                 start_up.begin,
                 adapter_store=data.adapters,
-                secret=data.secret,
-                engine_folder=data.path / "engines" if options.data_dir is not None else None,
+                secret=secret,
+                engine_folder=data.path / "engines" if lasts else None,
             )
         opened = await stack.enter_async_context(engine)
         start_up.begin("server")
