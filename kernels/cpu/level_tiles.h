@@ -94,7 +94,7 @@ int64_t multiply_sixteens(const WholeRows& x, int64_t rows, const Packed& w, int
         }
     return sixteens * 16;
 }
-// Where a block has two scales, vectors are as fast.
+// Where a block has two scales, tiles gain little.
 template <Kept KEPT>
 bool tiled() {
     return layout_of(KEPT).per_scale == 32 && instructions() == TILES;
