@@ -53,7 +53,7 @@ SLOW = (
     "kernels/test_cpu.py",
     "simulation/test_replicas.py",
     "simulation/test_flood_over_replicas.py",
-    "kernels/test_neon.py",
+    "kernels/test_sets.py",
     "kernels/test_blocks.py",
     "grammar/sandbox/test_forkserver.py",
     "kernels/ptx/test_mutations.py",

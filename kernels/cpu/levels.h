@@ -142,14 +142,14 @@ void multiply_level_rows(WholeRows x, LevelsChunk& chunk, const LevelsGroup* gro
                 each<int(PARTS)>([&](auto part) ALWAYS_INLINE {
                     typename Read::Sums sum[G][R][TOGETHER];
                     each<R>([&](auto r) ALWAYS_INLINE {
-                        const int32_t* less = x.less + (r * x.blocks + b) * 3 + (PARTS == 2 ? 1 + part : 0);
+                        const int32_t* less = x.less + (b * 3 + (PARTS == 2 ? 1 + part : 0)) * 16 + r;
                         const IVec from = ZERO ? splat(*less) << LOG_ZERO : IVec{};
                         each<G>([&](auto g) ALWAYS_INLINE { each<TOGETHER>([&](auto t) ALWAYS_INLINE { sum[g][r][t].begin(from); }); });
                     });
                     auto read = [&](int64_t reading) ALWAYS_INLINE {
                         const int64_t i = part * READINGS + reading;
                         each<int(Read::WORDS)>([&](auto word) ALWAYS_INLINE {
-                            const int8_t* numbers = x.numbers + b * 32 + (i * Read::WORDS + word) * 4;
+                            const int8_t* numbers = x.numbers + b * 16 * 32 + (i * Read::WORDS + word) * 4;
                             each<G>([&](auto g) ALWAYS_INLINE {
                                 std::array<typename Read::Sums::Levels, TOGETHER> levels;
                                 each<TOGETHER>([&](auto t) ALWAYS_INLINE {
@@ -158,7 +158,7 @@ void multiply_level_rows(WholeRows x, LevelsChunk& chunk, const LevelsGroup* gro
                                 });
                                 each<R>([&](auto r) ALWAYS_INLINE {
                                     int32_t four;
-                                    std::memcpy(&four, numbers + r * x.blocks * 32, 4);
+                                    std::memcpy(&four, numbers + r * 32, 4);
                                     const IVec inputs = splat(four);
                                     each<TOGETHER>([&](auto t) ALWAYS_INLINE {
                                         sum[g][r][t].add(levels[t], inputs);
@@ -179,7 +179,7 @@ void multiply_level_rows(WholeRows x, LevelsChunk& chunk, const LevelsGroup* gro
                         each<TOGETHER>([&](auto t) ALWAYS_INLINE {
                             const Vec scale = KEPT == INT8 ? Vec{} : Read::scale(super, block, first + t, part);
                             each<R>([&](auto r) ALWAYS_INLINE {
-                                const Vec of_row = splat(x.scales[r * x.blocks + b]);
+                                const Vec of_row = splat(x.scales[b * 16 + r]);
                                 Vec& all = total[g][r][tile * TOGETHER + t];
                                 all = fma(floats(sum[g][r][t].whole()), KEPT == INT8 ? of_row : scale * of_row, all);
                             });
@@ -192,7 +192,7 @@ void multiply_level_rows(WholeRows x, LevelsChunk& chunk, const LevelsGroup* gro
                             const Vec least = Read::least(groups[g].blocks + super_at, groups[g].blocks + at, first + t);
                             each<R>([&](auto r) ALWAYS_INLINE {
                                 Vec& all = total[g][r][tile * TOGETHER + t];
-                                all = fma(least, splat(x.totals[r * x.blocks + b]), all);
+                                all = fma(least, splat(x.totals[b * 16 + r]), all);
                             });
                         });
                     });

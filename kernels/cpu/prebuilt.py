@@ -1,7 +1,7 @@
 """CPU kernels that come compiled with a wheel, one library for each common set of instructions.
 
-`make wheel` makes such a wheel. At start the richest set that the processor has is chosen. Older processors
-and checkouts compile the kernels themselves (`build.py`).
+`make wheel` makes such a wheel, for x86 or for ARM. At start the richest set that the processor has is
+chosen. Older processors and checkouts compile the kernels themselves (`build.py`).
 
     python -m personae.kernels.cpu.prebuilt DIR [NAME …]      # compiles all sets, or those that are named
 """
@@ -22,6 +22,7 @@ _V4 = f"{_V3} avx512bw avx512cd avx512dq avx512f avx512vl"
 _VNNI = f"{_V4} avx512_vnni"
 _BF16 = f"{_VNNI} avx512_bf16"
 _FP16 = f"{_BF16} avx512_fp16"
+_ARCHITECTURES = {"x86_64": "avx2", "aarch64": "asimd"}  # what each of its sets needs
 _STATIC = ("-static-libstdc++", "-static-libgcc")  # the machine's own may be older
 
 
@@ -46,16 +47,19 @@ VARIANTS = (
     _variant("avx512-fp16", _FP16, "-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mavx512fp16"),
     _variant(
         "amx",
-        f"{_FP16} amx_bf16 amx_tile",
+        f"{_FP16} amx_bf16 amx_int8 amx_tile",
         "-march=x86-64-v4",
         "-mavx512vnni",
         "-mavx512bf16",
         "-mavx512fp16",
         "-mamx-tile",
         "-mamx-bf16",
+        "-mamx-int8",
     ),
+    _variant("neon", "asimd", "-march=armv8-a"),
+    _variant("neon-dotprod", "asimd asimddp", "-march=armv8.2-a+dotprod"),
 )
-"""The poorest first."""
+"""The poorest first, those of x86 before ARM's."""
 
 
 def find(folder: Path = FOLDER, features: frozenset[str] | None = None) -> Path | None:
@@ -72,27 +76,27 @@ def fitting(features: frozenset[str]) -> list[Variant]:
 
 
 def features_here() -> frozenset[str]:
-    """What Linux says that this x86 processor has; nothing elsewhere."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
+    """What Linux says that this processor has, of x86 or ARM; nothing elsewhere."""
+    if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES:
         return frozenset()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return frozenset()
-    flags = next((line for line in lines if line.startswith("flags")), "")
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")  # x86 and ARM
     return frozenset(flags.partition(":")[2].split())
 
 
 def make(folder: Path, names: Sequence[str] = ()) -> list[Path]:
-    """Compile the variants into `folder`, or those that are named. Raises OSError and
+    """Compile this architecture's variants into `folder`, or those that are named. Raises OSError and
     subprocess.SubprocessError."""
     compiler = find_compiler()
     if compiler is None:
         raise OSError("there is no C++ compiler")
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
+    here, made = _ARCHITECTURES.get(platform.machine(), ""), []
     for variant in VARIANTS:
-        if not names or variant.name in names:
+        if variant.name in names or (not names and here in variant.needs):
             shutil.copyfile(built(compiler, *variant.flags), to := folder / f"{variant.name}.so")
             made.append(to)
     return made

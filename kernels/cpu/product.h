@@ -6,8 +6,7 @@
 #include <array>
 #include <utility>
 
-#include "levels.h"
-#include "tiles.h"
+#include "level_tiles.h"
 
 namespace {
 
@@ -97,10 +96,11 @@ constexpr auto rows_of(std::index_sequence<R...>) {
     return std::array<Way, sizeof...(R)>{multiply_rows<Source, int(R) + 1, FRESH, puts_down(R + 1, WANTED)>...};
 }
 
-// How many rows are next: where a tile of 16 is no whole number of TALL, about the same number each time.
-inline int64_t height(int64_t row, int64_t rows) {
-    if (16 % TALL == 0) return std::min(TALL, rows);
-    const int64_t left = std::min(rows, 16 - row % 16), times = (left + TALL - 1) / TALL;
+// How many rows are next, MOST at most and none of the next 16: where 16 is no whole number of MOST, about the same number each time.
+template <int64_t MOST>
+int64_t height(int64_t row, int64_t rows) {
+    if (16 % MOST == 0) return std::min(MOST, rows);
+    const int64_t left = std::min(rows, 16 - row % 16), times = (left + MOST - 1) / MOST;
     return (left + times - 1) / times;
 }
 
@@ -117,7 +117,7 @@ void multiply_panel(const Rows& x, int64_t row, int64_t rows, const Source& w, c
         const int64_t last = std::min(x.blocks, first + CHUNK);
         const char* ahead = w.ahead(first);
         for (int64_t i = 0, tall; i < rows; i += tall, ahead += (last - first) * 16 * share) {
-            tall = height(row + i, rows - i);
+            tall = height<TALL>(row + i, rows - i);
             by_rows[i > 0 ? 1 : rows > tall ? 0 : 2][tall - 1](x.operand(row + i, first, typename Source::Element{}), w, first,
                                                                last, ahead, share, c.at(i, 0), c.at(i, 1));
         }
@@ -145,6 +145,8 @@ template <typename Source>
 struct Plain {
     static constexpr bool ALONE = read_in_order(BFLOAT16) && !std::is_same_v<typename Source::Element, half>;
 
+    static void begin() {}
+    static void end() {}
     static void panel(const Rows& x, int64_t row, int64_t rows, const Packed& w, int64_t g, const Biases& bias, const Quarters& c) {
         for (int64_t i = 0; i < rows; i++)
             for (int64_t half = 0; half < 2; half++) store(c.at(i, half), w.halves ? Vec{} : load(bias.half[half]));
@@ -184,16 +186,22 @@ template <Kept KEPT>
 struct Levels {
     static constexpr bool ALONE = read_in_order(KEPT);
 
+    static void begin() {
+        if (tiled<KEPT>()) begin_level_tiles();
+    }
+    static void end() {
+        if (tiled<KEPT>()) end_tiles();
+    }
     static void panel(const Rows& x, int64_t row, int64_t rows, const Packed& w, int64_t g, const Biases& bias, const Quarters& c) {
         static constexpr auto by_rows = level_rows_of<KEPT>(std::make_index_sequence<LEVELS_TALL>());
         constexpr int64_t LINES = (layout_of(KEPT).block_bytes() + 63) / 64;
-        const int64_t times = (rows + LEVELS_TALL - 1) / LEVELS_TALL;
         const LevelsGroup group(w, g, bias, c);
-        for (int64_t first = 0; first < x.blocks; first += LEVELS_CHUNK) {
+        const int64_t begin = tiled<KEPT>() ? multiply_sixteens<KEPT>(x.whole.from(row), rows, w, g, group) : 0;
+        const int64_t times = (rows - begin + LEVELS_TALL - 1) / LEVELS_TALL;
+        for (int64_t first = 0; first < x.blocks && times; first += LEVELS_CHUNK) {
             LevelsChunk chunk(w, g, first, LEVELS_CHUNK, (LINES + times - 1) / times);
-            for (int64_t i = 0, tall; i < rows; i += tall) {
-                const int64_t left = (rows - i + LEVELS_TALL - 1) / LEVELS_TALL;
-                tall = (rows - i + left - 1) / left;
+            for (int64_t i = begin, tall; i < rows; i += tall) {
+                tall = height<LEVELS_TALL>(row + i, rows - i);
                 by_rows[tall - 1](x.whole.from(row + i), chunk, &group, i);
             }
         }
@@ -214,6 +222,7 @@ struct Levels {
 template <typename Product, typename More, typename Place, typename Take>
 void multiply_with_vectors(const Rows& x, Count rows, const Packed& w, int64_t first, int64_t last, const float* bias,
                            More& more, Place place, Take take) {
+    Product::begin();
     for (int64_t row = 0; row < rows.rows; row += PANEL) {
         for (int64_t g = first; g < last; g++) {
             const int64_t count = std::min(PANEL, rows.of(g) - row);
@@ -225,6 +234,7 @@ void multiply_with_vectors(const Rows& x, Count rows, const Packed& w, int64_t f
             take(row, count, g, c);
         }
     }
+    Product::end();
 }
 
 // By how many groups are read side by side.

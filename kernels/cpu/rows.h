@@ -19,7 +19,8 @@ struct HalfTile {
     const float* sizes;
 };
 
-// Rows as whole numbers, row after row: x = scale * number, where 32 inputs share a scale, as `reference.round_inputs` says.
+// Rows as whole numbers: x = scale * number, where 32 inputs share a scale, as `reference.round_inputs` says. Sixteen rows lie
+// together: their numbers of a block, row after row; and so what a block has of each other kind.
 struct WholeRows {
     int8_t* numbers = nullptr;
     float* scales = nullptr;   // of each 32
@@ -27,8 +28,24 @@ struct WholeRows {
     int32_t* less = nullptr;   // the negative sums of each 32 numbers, of the first 16 and of the others
     int64_t blocks = 0;
 
+    int64_t place(int64_t row, int64_t block) const { return (row / 16 * blocks + block) * 16 + row % 16; }
+    // Of 32, of the first 16 or of the others: which of the three.
+    int64_t place_less(int64_t row, int64_t block, int64_t which) const {
+        return ((row / 16 * blocks + block) * 3 + which) * 16 + row % 16;
+    }
+    // The rows from `row` on, as `Rows::from`.
     WholeRows from(int64_t row) const {
-        return {numbers + row * blocks * 32, scales + row * blocks, totals + row * blocks, less + row * blocks * 3, blocks};
+        const int64_t at = place(row, 0);
+        return {numbers + at * 32, scales + at, totals + at, less + place_less(row, 0, 0), blocks};
+    }
+    void copy(int64_t row, const WholeRows& other, int64_t of) const {
+        for (int64_t block = 0; block < blocks; block++) {
+            const int64_t to = place(row, block), at = other.place(of, block);
+            std::memcpy(numbers + to * 32, other.numbers + at * 32, 32);
+            scales[to] = other.scales[at], totals[to] = other.totals[at];
+            for (int64_t which = 0; which < 3; which++)
+                less[place_less(row, block, which)] = other.less[other.place_less(of, block, which)];
+        }
     }
 
     // A block's largest input becomes 127. Where it is below 2^-100, all are 0; where it is not finite, so is the scale.
@@ -41,13 +58,15 @@ struct WholeRows {
         if (most < 0x1p-100f) most = 0;
         const Vec inverse = splat(most == 0 ? 0.0f : 127.0f / most);
         const IVec low = nearest(first * inverse), high = nearest(second * inverse);
-        const int64_t at = row * blocks + block;
+        const int64_t at = place(row, block);
         store_bytes(numbers + at * 32, low);
         store_bytes(numbers + at * 32 + 16, high);
         scales[at] = most / 127.0f;
-        int32_t* to = less + at * 3;
-        to[1] = -sum(low), to[2] = -sum(high), to[0] = to[1] + to[2];
-        totals[at] = scales[at] * float(-to[0]);
+        const int32_t of_low = sum(low), of_high = sum(high);
+        less[place_less(row, block, 0)] = -of_low - of_high;
+        less[place_less(row, block, 1)] = -of_low;
+        less[place_less(row, block, 2)] = -of_high;
+        totals[at] = scales[at] * float(of_low + of_high);
     }
 };
 
@@ -108,12 +127,7 @@ struct Rows {
             if (floats) std::memcpy(floats + to, other.floats + at, 32 * sizeof(float));
             if (halves) std::memcpy(halves + to, other.halves + at, 32 * sizeof(half)), sizes[to / 32] = other.sizes[at / 32];
         }
-        if (!whole.numbers) return;
-        const WholeRows to = whole.from(row), at = other.whole.from(of);
-        std::memcpy(to.numbers, at.numbers, blocks * 32);
-        std::memcpy(to.scales, at.scales, blocks * sizeof(float));
-        std::memcpy(to.totals, at.totals, blocks * sizeof(float));
-        std::memcpy(to.less, at.less, blocks * 3 * sizeof(int32_t));
+        if (whole.numbers) whole.copy(row, other.whole, of);
     }
 
     bf16* at(int64_t row, int64_t block) const { return tiles + place(row, block); }

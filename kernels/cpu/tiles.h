@@ -25,6 +25,11 @@ inline void begin_tiles(int64_t rows = 32) {
     for (int tile = 0; tile < 8; tile++) tiles.shape(tile, tile < 2 || tile == 4 ? std::clamp<int64_t>(rows, 1, 16) : 16, 64);
     tiles.load();
 }
+inline void begin_level_tiles() {  // of 32 whole numbers
+    Tiles tiles;
+    tiles.shape(0, 16, 64), tiles.shape(4, 16, 32), tiles.shape(6, 8, 64);
+    tiles.load();
+}
 inline void end_tiles() { _tile_release(); }
 
 // The sums of up to 16 rows are in tiles 0 and 1, of the next 16 in 2 and 3.
@@ -80,6 +85,7 @@ inline void multiply_tiles(const bf16* x, const bf16* tiles, int64_t blocks, int
 }
 #else
 inline void begin_tiles(int64_t = 32) {}
+inline void begin_level_tiles() {}
 inline void end_tiles() {}
 inline void load_sums(const Quarters&, int64_t) {}
 inline void store_sums(const Quarters&, int64_t) {}

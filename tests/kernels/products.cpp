@@ -1,17 +1,20 @@
-// Products of every format with every number of rows, printed as a hash for each format: test_neon.py compares sets of instructions.
+// Products of every format with every number of rows, printed as a hash for each format: test_sets.py compares sets of instructions.
+// With an argument: of few bits by AMX.
 #include <cstdio>
 #include <cstdlib>
 
 #include "../../kernels/cpu/product.h"
 #include "../../kernels/cpu/team.h"
 
-int main() {
+int main(int arguments, char**) {
+    const bool tiles = arguments > 1;
     const FlushToZero flushing;
     constexpr int64_t n = 80, k = 768, rows = 37;
     uint64_t state = 1;
     auto random = [&] { return uint32_t((state = state * 6364136223846793005u + 1442695040888963407u) >> 33); };
-    instructions() = FLOATS;
+    if (tiles && !there_are(TILES)) return std::printf("no AMX\n"), 1;
     for (int kept = BFLOAT16; kept < FORMATS; kept++) {
+        instructions() = tiles && kept != BFLOAT16 ? TILES : FLOATS;
         const Layout l = layout_of(Kept(kept));
         const int64_t blocks = l.file_bytes ? n * k / l.file_inputs : 0;
         std::vector<uint8_t> elements(l.file_bytes ? blocks * l.file_bytes : n * k * 2), steps(n * k / 16);

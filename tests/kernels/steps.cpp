@@ -1,4 +1,4 @@
-// Steps of a small decoder in the formats that it can have, printed as a hash for each: test_neon.py compares sets of instructions.
+// Steps of a small decoder in the formats that it can have, printed as a hash for each: test_sets.py compares sets of instructions.
 // A row's results must be the same in a prompt, token by token, and beside other sequences.
 #include <array>
 #include <cstdio>

@@ -14,8 +14,9 @@ def features(name: str) -> frozenset[str]:
 
 
 def test_each_set_of_instructions_has_all_of_the_poorer_ones() -> None:
-    chain = [variant for variant in VARIANTS if variant.name != "avx-vnni"]  # without AVX-512
-    for poorer, richer in pairwise(chain):
+    x86 = [variant for variant in VARIANTS if "avx2" in variant.needs and variant.name != "avx-vnni"]
+    arm = [variant for variant in VARIANTS if "asimd" in variant.needs]
+    for poorer, richer in (*pairwise(x86), *pairwise(arm)):
         assert poorer.needs < richer.needs
 
 
@@ -37,6 +38,27 @@ def test_a_processor_of_before_has_none(tmp_path: Path) -> None:
     assert fitting(features("x86-64-v3") - {"avx2"}) == []
     assert find(tmp_path, features("x86-64-v3") - {"avx2"}) is None
     assert find(tmp_path, frozenset()) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "machine", "richest"),
+    [
+        (
+            "Features\t: fp asimd aes crc32 atomics fphp asimddp i8mm",
+            "aarch64",
+            "neon-dotprod",
+        ),
+        ("Features\t: fp asimd evtstrm aes crc32 cpuid", "aarch64", "neon"),
+        ("flags\t\t: fpu abm avx avx2 bmi1 bmi2", "x86_64", None),
+    ],
+)
+def test_what_linux_says_of_a_processor_chooses_its_set(
+    line: str, machine: str, richest: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(Path, "read_text", lambda _, encoding: f"processor\t: 0\n{line}\n")
+    names = [variant.name for variant in fitting(prebuilt.features_here())]
+    assert (names[0] if names else None) == richest
 
 
 def test_a_library_that_cannot_be_loaded_gives_way_to_the_compiler(
