@@ -103,9 +103,10 @@ class ModelConfig:
                 lambda layer: layer.of_rank(rank, size, attention_ranks=attention_ranks)
             )
         except ValueError as error:
-            raise LoadError(
-                f"{option}: this model has {error}, which {sharing} ranks cannot share equally."
-            ) from None
+            they = f"{sharing} ranks cannot share equally"
+            if sharing == 1:
+                they = "cannot be on a rank without attention"
+            raise LoadError(f"{option}: this model has {error}, which {they}.") from None
 
     def _with_expert_groups(self, groups: ExpertGroups) -> "ModelConfig":
         count, spare = groups.number, groups.spare or 0

@@ -8,11 +8,13 @@ import torch
 from engine_harness import EngineHarness, comms_of
 from family_models import make_family_folder
 from shared_model import EVERY_KIND, ON_EXPERTS, adapters_of, answers, same_answers
+from tiny_adapters import make_adapter_folder
 from tiny_models import model_folder
 
 from personae.engine.loader import load_model
 from personae.engine.parallel.comm import SharedMemory
 from personae.errors import LoadError
+from personae.lora.peft import read_adapter
 
 # PEFT warns that rank_pattern's key for experts matches no module, and then applies it to the parameter.
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")
@@ -55,7 +57,7 @@ def test_inputs_that_are_rounded_are_rounded_by_the_largest_of_a_whole_row() -> 
     same_answers(base, 3, attention_ranks=1, quantize="fp8", tokens=64)
 
 
-def test_each_kind_of_rank_has_its_own_weights_and_pages_and_no_others() -> None:
+def test_each_kind_of_rank_has_its_own_weights_and_pages_and_no_others(tmp_path: Path) -> None:
     folder = model_folder("qwen3_moe", num_experts=8)
     comms = comms_of(3, 1, 2, attention_ranks=1)
     attention, *experts = (dict(load_model(folder, device=CPU, comm=comm).tensors()) for comm in comms)
@@ -66,6 +68,10 @@ def test_each_kind_of_rank_has_its_own_weights_and_pages_and_no_others() -> None
         assert not any("self_attn" in name for name in own)
     made = EngineHarness(folder, ranks=3, shared=True, expert_groups=2, attention_ranks=1)
     assert [rank.kv.page_bytes > 0 for rank in made.ranks] == [True, False, False]
+    adapter = read_adapter(make_adapter_folder(tmp_path / "adapter", folder), made.shapes)
+    for rank in made.ranks:  # those without pages have none to lend
+        assert rank.short_of(adapter) == 0
+        assert rank.recall(1) == ()
 
 
 def test_a_step_exchanges_what_the_documentation_says() -> None:
