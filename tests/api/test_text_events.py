@@ -57,6 +57,4 @@ async def test_only_the_first_and_the_last_part_of_plain_text_are_made_into_even
     monkeypatch.setattr(builder, "of", lambda self, part: parts.append(part) or of(self, part))
     answer = await streamed(route, {})
     assert answer.count(b"data: ") > 20
-    assert (
-        len([part for part in parts if part.words.text and part.finish is None]) <= 2
-    )
+    assert len([part for part in parts if part.words.text and part.finish is None]) <= 2
