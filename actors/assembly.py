@@ -159,7 +159,7 @@ def assemble(
         model = _loaded(options, device, partial(phase, "weights"), comm, packed, checkpoint)
         if ranks is not None:
             ranks.loaded()
-        if comm.turns is not None and model.runs_in_one_call:
+        if comm.two_batches is not None and model.runs_in_one_call:
             raise LoadError(
                 "--enable-two-batch-overlap: all layers of this model run in one call here, so a step has no "
                 "halves; leave the option out, or give ranks attention of their own (--enable-dp-attention)."

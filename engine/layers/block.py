@@ -224,7 +224,7 @@ class NoBlockSpec:
         """See BlockSpec."""
         return {}
 
-    def build(self, context: BlockContext) -> "NoBlock | Elsewhere":
+    def build(self, context: BlockContext) -> "NoBlock | RemoteBlock":
         """See BlockSpec."""
         return NoBlock()
 
@@ -260,16 +260,16 @@ class NoBlock(_WithoutParameters):
 
 
 @dataclass(frozen=True, slots=True)
-class ElsewhereSpec(NoBlockSpec):
+class RemoteBlockSpec(NoBlockSpec):
     """In place of an MLP that only other ranks have parts of."""
 
-    def build(self, context: BlockContext) -> "Elsewhere":
+    def build(self, context: BlockContext) -> "RemoteBlock":
         """See BlockSpec."""
-        return Elsewhere(context.comm)
+        return RemoteBlock(context.comm)
 
 
-class Elsewhere(_WithoutParameters):
-    """See `ElsewhereSpec`."""
+class RemoteBlock(_WithoutParameters):
+    """See `RemoteBlockSpec`."""
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
@@ -314,7 +314,7 @@ class LayerSpec:
         own = self.mlp.of_rank(max(rank - attention_ranks, 0), size - attention_ranks)
         if rank >= attention_ranks:
             return LayerSpec(NoBlockSpec(), own)
-        return self if isinstance(own, NoBlockSpec) else replace(self, mlp=ElsewhereSpec())
+        return self if isinstance(own, NoBlockSpec) else replace(self, mlp=RemoteBlockSpec())
 
     def shards(self) -> dict[str, Shard]:
         """See BlockSpec."""

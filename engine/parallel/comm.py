@@ -21,7 +21,7 @@ from torch import Tensor
 from personae.engine.parallel import shared_file
 from personae.engine.parallel.expert_placement import NO_GROUPS, ExpertGroups
 from personae.engine.parallel.shared_file import COUNTER_STEP
-from personae.engine.parallel.turns import Turns
+from personae.engine.parallel.two_batches import TwoBatches
 from personae.kernels.decoder import RankSums
 
 _SPINS, _YIELDS = 50, 100  # a rank that waits longer naps: it may have the core that another needs
@@ -79,7 +79,7 @@ class Comm(Collectives, Protocol):
         """The ranks that have other parts of this rank's experts."""
 
     @property
-    def turns(self) -> Turns | None:
+    def two_batches(self) -> TwoBatches | None:
         """How the halves of a step take turns (two-batch overlap); None if a step has no halves."""
 
     @property
@@ -104,7 +104,7 @@ class OneRank:
     stage, stages = 0, 1
     expert_groups = NO_GROUPS
     attention_ranks = 0
-    turns: Turns | None = None
+    two_batches: TwoBatches | None = None
     sums: RankSums | None = None
 
     @property
@@ -234,18 +234,18 @@ class Parts:
 
     Each rank has a counter of the parts that it has given, and two slots, which it uses in turn: it can give
     the next part while others still read the last one. `members`: the ranks' numbers in the file. `check` is
-    called regularly while this rank waits; it raises an error if another rank has ended. `turns`: how the
-    halves of a step take turns. Each half has an area of its own, and gives way once in each call: so the
-    second half is never ahead of the first.
+    called regularly while this rank waits; it raises an error if another rank has ended. `two_batches`: how
+    the halves of a step take turns. Each half has an area of its own, and lets the other run once in each
+    call: so the second half is never ahead of the first.
 
     `given`: how many bytes this rank has given so far.
     """
 
     def __init__(
-        self, number: int, members: range, check: Callable[[], None], turns: Turns | None = None
+        self, number: int, members: range, check: Callable[[], None], two_batches: TwoBatches | None = None
     ) -> None:
         self.rank, self.size = members.index(number), len(members)
-        self.turns = turns
+        self.two_batches = two_batches
         self.given = 0
         self._number, self._members = number, members
         self._check = check
@@ -313,7 +313,7 @@ class Parts:
     ) -> list[Tensor]:
         """Give a part [n], and wait for those of all members. `further`: another part, and where it begins.
         `first`: of a call. Returns the members' slots, which have them, valid until the next but one call."""
-        area = self._areas[0 if self.turns is None else self.turns.now]
+        area = self._areas[0 if self.two_batches is None else self.two_batches.now]
         area.count = count = area.count + 1
         slots, counters = area.slots(part.dtype), area.counters
         for at, each in ((0, part),) if further is None else ((0, part), further):
@@ -321,8 +321,8 @@ class Parts:
             slots[self.rank][at : at + each.numel()].copy_(each)
         self._order()
         counters[self._number * COUNTER_STEP] = count
-        if first and self.turns is not None:
-            self.turns.give_way()
+        if first and self.two_batches is not None:
+            self.two_batches.switch()
         for other in self._members:
             if counters[other * COUNTER_STEP] < count:
                 self._wait(counters, other * COUNTER_STEP, count)
@@ -371,7 +371,7 @@ class SharedMemory(Parts):
         attention_ranks: int = 0,
         two_batches: bool = False,
     ) -> None:
-        super().__init__(rank, range(size), check, Turns() if two_batches else None)
+        super().__init__(rank, range(size), check, TwoBatches() if two_batches else None)
         self.expert_groups, self.attention_ranks = expert_groups, attention_ranks
         [kind] = [kind for kind in kinds(size, attention_ranks) if rank in kind]
         each = max(len(kind) // expert_groups.number, 1)

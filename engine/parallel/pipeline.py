@@ -61,7 +61,7 @@ class Pipeline:
     ) -> None:
         self.rank, self.size, self.expert_groups = inner.rank, inner.size, inner.expert_groups
         self.attention_ranks, self.sharing, self.group = inner.attention_ranks, inner.sharing, inner.group
-        self.stage, self.stages, self.sums, self.turns = stage, stages, None, None
+        self.stage, self.stages, self.sums, self.two_batches = stage, stages, None, None
         self.all_reduce, self.all_gather = inner.all_reduce, inner.all_gather
         self.gather_rows, self.reduce_scatter = inner.gather_rows, inner.reduce_scatter
         self.inner = inner

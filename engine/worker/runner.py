@@ -62,7 +62,7 @@ class Runner(DeviceAdapters):
         self.model = model
         self.experts = None if model.files is None else RankExperts(model, model.files)
         self.expert_balance = None
-        self._stages, self._turns = model.comm.stages, model.comm.turns
+        self._stages, self._two_batches = model.comm.stages, model.comm.two_batches
         self._region = model.comm.rank if model.comm.attention_ranks else None
         self._tier = tier
         self._side_stream = SideStream() if tier is not None and model.device.type == "cuda" else None
@@ -155,7 +155,7 @@ class Runner(DeviceAdapters):
         model, positions, kv, attention = self.model, packed.positions, self.kv, packed.attention
         if not packed.halves:
             return model.forward_share(tokens, positions, kv, attention, packed.lora, share)
-        assert self._turns is not None
+        assert self._two_batches is not None
         states = torch.empty(len(tokens), model.config.hidden_size, dtype=model.dtype)
         works = [
             partial(
@@ -169,7 +169,7 @@ class Runner(DeviceAdapters):
             )
             for half in packed.halves
         ]
-        for half, found in zip(packed.halves, self._turns.run(*works), strict=True):
+        for half, found in zip(packed.halves, self._two_batches.run(*works), strict=True):
             states[half.tokens] = found
         return states
 
@@ -177,7 +177,7 @@ class Runner(DeviceAdapters):
         self, packed: PackedStep, tokens: torch.Tensor, overlap: Callable[[], None] | None
     ) -> torch.Tensor:
         """The parts of a step, one after the other, or in turns."""
-        if self._turns is not None and self._in_turns:
+        if self._two_batches is not None and self._in_turns:
             if overlap is not None:
                 overlap()
             works = [
@@ -191,7 +191,7 @@ class Runner(DeviceAdapters):
                 )
                 for part in packed.parts
             ]
-            return torch.cat(self._turns.run(*works))
+            return torch.cat(self._two_batches.run(*works))
         states = []
         for part in packed.parts:
             own, there = tokens[part.tokens], packed.positions[part.tokens]
@@ -381,7 +381,7 @@ class Runner(DeviceAdapters):
     @property
     def _in_turns(self) -> bool:
         """Whether the halves of a step take turns. They do not where all layers run in one call."""
-        return self._turns is not None and not self.model.runs_in_one_call
+        return self._two_batches is not None and not self.model.runs_in_one_call
 
     def _needing_layers(self, rows: tuple[Row, ...]) -> set[int]:
         """The sequences' slots in these rows whose adapters need the layers one by one, if the other rows run

@@ -11,7 +11,7 @@ from shared_model import EVERY_KIND, ON_EXPERTS, adapters_of, same_answers
 from tiny_models import model_folder
 
 from personae.engine.parallel import shared_file
-from personae.engine.parallel.turns import Turns
+from personae.engine.parallel.two_batches import TwoBatches
 from personae.engine.worker import runner
 
 # PEFT warns that rank_pattern's key for experts matches no module, and then applies it to the parameter.
@@ -77,10 +77,10 @@ def test_a_step_of_few_tokens_has_no_halves(monkeypatch: pytest.MonkeyPatch) -> 
         runs += 1
         return run(*works)  # type: ignore[arg-type, return-value]  # what it is called with
 
-    turns = made.ranks[0].model.comm.turns
-    assert turns is not None
-    run = turns.run
-    monkeypatch.setattr(turns, "run", counted)
+    halves = made.ranks[0].model.comm.two_batches
+    assert halves is not None
+    run = halves.run
+    monkeypatch.setattr(halves, "run", counted)
     made.play([made.log("short", range(20, 39), max_tokens=4)])
     assert runs == 0
     made.play([made.log("long", range(50, 70), max_tokens=4)])
@@ -88,35 +88,35 @@ def test_a_step_of_few_tokens_has_no_halves(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_halves_run_one_at_a_time_in_turns_and_the_longer_one_to_its_end() -> None:
-    turns, said, threads = Turns(), list[str](), set[int]()
+    halves, said, threads = TwoBatches(), list[str](), set[int]()
 
     def work(name: str, times: int) -> str:
         for number in range(times):
             threads.add(get_ident())
             said.append(f"{name}{number}")
-            turns.give_way()
+            halves.switch()
         return name
 
-    assert turns.run(lambda: work("a", 2), lambda: work("b", 4)) == ("a", "b")
+    assert halves.run(lambda: work("a", 2), lambda: work("b", 4)) == ("a", "b")
     assert said == ["a0", "b0", "a1", "b1", "b2", "b3"]
     assert len(threads) == 2
-    turns.give_way()  # nothing happens when no halves run
-    assert turns.now == 0
+    halves.switch()  # nothing happens when no halves run
+    assert halves.now == 0
 
 
 @pytest.mark.parametrize("failing", ["first", "second"])
 def test_the_error_of_one_half_ends_both_and_the_next_step_runs(failing: str) -> None:
-    turns = Turns()
+    halves = TwoBatches()
 
     def good() -> str:
         for _ in range(10):
-            turns.give_way()
+            halves.switch()
         return "good"
 
     def bad() -> str:
-        turns.give_way()
+        halves.switch()
         raise ValueError("a fault")
 
     with pytest.raises(ValueError, match="a fault"):
-        turns.run(*((bad, good) if failing == "first" else (good, bad)))
-    assert turns.run(good, good) == ("good", "good")
+        halves.run(*((bad, good) if failing == "first" else (good, bad)))
+    assert halves.run(good, good) == ("good", "good")

@@ -10,10 +10,9 @@ import torch
 T = TypeVar("T")
 
 
-class Turns:
-    """Two pieces of work in two threads, one of which runs at a time. Each gives way to the other where it
-    would wait. They begin with the first, and then take turns: so the n-th time the second one goes on, the
-    first has given way once more than it has.
+class TwoBatches:
+    """Two pieces of work in two threads, one of which runs at a time. Each lets the other run where it
+    would wait (`switch`). The first begins, and then they take turns.
 
     `now`: the number of the one that runs, 0 or 1; 0 if there is none.
     """
@@ -26,7 +25,7 @@ class Turns:
         self._error: BaseException | None = None
 
     def run(self, first: Callable[[], T], second: Callable[[], T]) -> tuple[T, T]:
-        """The results of both. If one raises an error, the other ends where it gives way, and the error is
+        """The results of both. If one raises an error, the other ends at its next switch, and the error is
         raised here."""
         self._turns = Semaphore(0), Semaphore(0)
         self._both, self._error = True, None
@@ -46,8 +45,8 @@ class Turns:
             raise self._error
         return found[0], theirs[0]
 
-    def give_way(self) -> None:
-        """Let the other one run until it gives way. Nothing happens if there is no other one."""
+    def switch(self) -> None:
+        """Let the other one run until its next switch. Nothing happens if there is no other one."""
         if not self._both:
             return
         own = self.now
