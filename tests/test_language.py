@@ -43,7 +43,7 @@ MODULES = listed("choice")
 CORE = ("actors", "api", "engine", "grammar", "kernels", "lora")
 TWO_MEANINGS = listed("""
     Conversation Copies Driver End Expected Group Head Keep Launch Layout Load LoadAdapter Measured
-    Metadata Outcome Piece Placed Reader Refusal Release Repeat Replica Running Session
+    Metadata Outcome Placed Reader Refusal Release Repeat Replica Running Session
     SharedMemory Spawned Text Tokens Turn
 """)
 # These have one meaning in all that is not a test: as a class, and as another name of a type.

@@ -3,6 +3,9 @@
 uvicorn's httptools protocol reads a request's head without a limit of size or time, and waits for ever for a
 client that does not read its answer. Here a head has a maximum size and time, and so has a stalled reader.
 After that the connection is closed, and everything that the request held is freed.
+
+When a client leaves, uvicorn tells only its newest request. Here the one that is being answered hears of it
+too: with pipelining, the newest one waits.
 """
 
 import asyncio
@@ -32,6 +35,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_bytes: int | None = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._answering: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """A client connected; its first request's head is expected. If there are too many connections, it is
@@ -46,6 +50,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._cancel_head_timer()
         self._cancel_stall_timer()
         super().connection_lost(exc)
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Bytes arrived. Refuses a head that grows over the limit before it is complete."""
@@ -74,6 +81,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_bytes = None
         self._cancel_head_timer()
         super().on_headers_complete()
+        if not self.pipeline:
+            self._answering = self.cycle
         # The application begins in a later turn of the loop.
         self.scope["extensions"] = {FLOW: CycleFlow(self.cycle, self.writes)}  # type: ignore[dict-item]  # ours is no dict
 
@@ -81,6 +90,12 @@ class GuardedProtocol(HttpToolsProtocol):
         """The request is complete; the next bytes are another one's head."""
         super().on_message_complete()
         self._head_bytes = 0
+
+    def on_response_complete(self) -> None:
+        """An answer is complete; the next request that waits is answered."""
+        if self.pipeline:
+            self._answering = self.pipeline[-1][0]
+        super().on_response_complete()
 
     def pause_writing(self) -> None:
         """The client reads more slowly than the server writes. It has limited time to catch up."""

@@ -28,6 +28,12 @@ ASKED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """asyncio: trio runs its tasks in a random order, so each run would gather other parts for an event."""
+    return "asyncio"
+
+
 async def streamed(route: str, fields: dict[str, Any]) -> bytes:
     """The bytes of an answer, without its id and time."""
     if route == "/v1/chat/completions" and "logprobs" in fields:

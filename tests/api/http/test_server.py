@@ -5,15 +5,18 @@ import logging
 import re
 import resource
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from urllib.parse import urlsplit
 
+import anyio
 import httpx
 import pytest
 from fake_engine import FakeEngine
 from live_server import serving
 from patience import PATIENCE, eventually
+from starlette.types import Receive, Scope, Send
 
 from personae.api.app import create_app
 from personae.api.http import server
@@ -333,3 +336,27 @@ def test_a_host_that_does_not_exist_is_a_load_error() -> None:
 def test_the_url_names_the_port_that_was_found() -> None:
     with bind("127.0.0.1", 0) as listener:
         assert url(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_client_that_leaves_ends_the_stream_that_runs_while_its_next_request_waits() -> None:
+    told = threading.Event()
+
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        async def listen() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            told.set()
+            tasks.cancel_scope.cancel()
+
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listen)
+            while True:
+                await send({"type": "http.response.body", "body": b"more", "more_body": True})
+                await anyio.sleep(0.001)
+
+    with serving(endless) as address:
+        with connection(address) as connected:
+            connected.sendall(2 * b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert connected.recv(1)
+        eventually(told.is_set, "the stream is told that its client has left")
