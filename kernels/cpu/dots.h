@@ -97,7 +97,10 @@ class Dots {
         to = IN_WORDS ? add_words(to, words) : to + in_lanes(words);
         // Added here and now: GCC 12 puts off additions whose order does not matter, and has no registers for what waits.
 #if !defined(WIDE_REGISTERS)
-        each<IVec::PARTS>([&](auto i) ALWAYS_INLINE { asm("" : "+x"(to.part[i])); });
+        each<IVec::PARTS>([&](auto i) ALWAYS_INLINE {
+            auto& part = to.part[i];  // clang captures nothing that only asm names
+            asm("" : "+x"(part));
+        });
 #endif
     }
 #if defined(WIDE_REGISTERS)

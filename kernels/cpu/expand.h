@@ -242,7 +242,9 @@ class AtHand {
     const Shrunk& t_;
     LoraScratch& scratch_;
     std::vector<Part> parts_;
+#if defined(WIDE_REGISTERS)
     bf16* b_ = nullptr;
+#endif
 };
 
 }  // namespace

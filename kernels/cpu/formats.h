@@ -120,7 +120,7 @@ struct Element {
                 return put_level(four(1));
             case IQ4_XS:  // scales of six bits, the lower four apart from the upper two
                 std::memcpy(&super_scale(), from, 2);
-                small_scale() = uint8_t((from[4 + i / 2] >> i % 2 * 4 & 15 | (from[2 + i / 4] >> i % 4 * 2 & 3) << 4) - 32);
+                small_scale() = uint8_t(((from[4 + i / 2] >> i % 2 * 4 & 15) | (from[2 + i / 4] >> i % 4 * 2 & 3) << 4) - 32);
                 return put_level(four(8 + i * 16));
             case Q4_K:
             case Q5_K: {

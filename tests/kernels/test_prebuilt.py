@@ -1,11 +1,15 @@
 """Which of the compiled libraries of a wheel a processor gets."""
 
+import platform
+import shutil
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from personae.kernels.cpu import build, prebuilt
+from personae.kernels.cpu.compiler import SOURCES
 from personae.kernels.cpu.prebuilt import VARIANTS, find, fitting
 
 
@@ -71,3 +75,14 @@ def test_a_library_that_cannot_be_loaded_gives_way_to_the_compiler(
     assert build.library.__wrapped__() is None
     assert "cannot be loaded" in caplog.messages[0]
     assert caplog.messages[1].startswith("There is no C++ compiler")
+
+
+@pytest.mark.skipif(not shutil.which("clang++"), reason="no clang++")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86")
+@pytest.mark.parametrize("name", [variant.name for variant in VARIANTS if "avx2" in variant.needs])
+def test_clang_takes_the_sources_for_every_set_without_a_warning(name: str) -> None:
+    (variant,) = (variant for variant in VARIANTS if variant.name == name)
+    flags = ("-std=c++17", "-fsyntax-only", "-Wall", "-Wno-psabi", "-Wno-unknown-pragmas", "-Werror")
+    own = (flag for flag in variant.flags if flag.startswith("-m"))
+    done = subprocess.run(["clang++", *flags, *own, *map(str, SOURCES)], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()[:2000]
