@@ -20,7 +20,6 @@ from personae import errors
 from personae.actors.framing import frame
 from personae.actors.frontend.frontend import Frontend
 from personae.actors.kit.actor import Actor
-from personae.actors.kit.bridge import Loop
 from personae.actors.messages import (
     AdapterStats,
     EngineCoreStarted,
@@ -160,7 +159,7 @@ class EngineProcess(Actor[Never]):
 
     async def _read(self) -> None:
         # after this process was blocked, more arrives at once than a mailbox holds: send, which waits
-        frontend, time = self._frontend, Loop.current().time
+        frontend = self._frontend
         async for message in self._messages:
             match message:
                 case StepDone(stats=stats):
@@ -168,7 +167,7 @@ class EngineProcess(Actor[Never]):
                         stats.counters.steps != self._latest_stats.counters.steps
                         or not self._latest_stats.in_flight
                     ):
-                        self._last_step = time()
+                        self._last_step = current_time()
                     self._latest_stats = stats
                     await frontend.streamer.send(message)
                 case Refused() | AdapterStats():
@@ -179,10 +178,10 @@ class EngineProcess(Actor[Never]):
                     frontend.on_kv_events(events)
                 case Pulse():
                     if message.handled != self._pulse.handled or not message.busy:
-                        self._last_progress = time()
+                        self._last_progress = current_time()
                     self._pulse = message
                     frontend.core_actors = message.actors
-            self._last_message = time()
+            self._last_message = current_time()
         raise await self._died()
 
     async def _watch(self) -> None:

@@ -133,6 +133,7 @@ _OPTIONS = {
     "--disable-cuda-graph": "Here it is --no-cuda-graphs.",
     "--enable-auto-tool-choice": _FOUND.format("--tool-format"),
     "--enable-chunked-prefill": _ALWAYS,
+    "--enable-dbo": "Here it is --enable-two-batch-overlap.",
     "--enable-expert-parallel": "Here it is --expert-parallel-size, with as many groups as ranks.",
     "--enable-lora": f"It is always on; {_ADAPTERS}",
     "--enable-prefix-caching": _ALWAYS,
