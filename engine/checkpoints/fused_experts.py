@@ -1,5 +1,6 @@
 """Checkpoints that have all experts of a layer as one tensor. Each expert becomes a tensor of its own here,
-which is a part of the file's, so that experts have the same names in all families.
+which is a part of the file's, so that experts have the same names in all families. Tools that quantize
+experts apart give them the usual names in every family; these become the family's.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from torch import Tensor
 from personae.engine.checkpoints.base import StoredTensor
 from personae.engine.config import ModelConfig
 from personae.engine.layers.dense_and_experts import experts_of
-from personae.engine.layers.moe import FusedExperts, MoeSpec
+from personae.engine.layers.moe import USUAL_NAMES, FusedExperts, MoeSpec
 from personae.errors import ModelLoadError
 
 _BIAS = "_bias"
@@ -22,10 +23,22 @@ def separated(stored: Mapping[str, StoredTensor], config: ModelConfig) -> dict[s
     found = dict(stored)
     for layer, spec in enumerate(config.layer_specs):
         moe = experts_of(spec)
-        if moe is not None and moe.fused is not None:
-            prefix = moe.within(f"model.layers.{layer}")
+        if moe is None:
+            continue
+        prefix = moe.within(f"model.layers.{layer}")
+        _rename(found, moe, prefix)
+        if moe.fused is not None:
             found |= dict(_parts(found, moe, moe.fused, prefix, config.hidden_size))
     return found
+
+
+def _rename(stored: dict[str, StoredTensor], moe: MoeSpec, prefix: str) -> None:
+    """Gives tensors of experts with the usual names those of the family."""
+    for expert in range(moe.experts):
+        for usual, own in zip(USUAL_NAMES, moe.names, strict=True):
+            before = f"{prefix}.experts.{expert}.{usual}.weight"
+            if own != usual and before in stored:
+                stored[f"{prefix}.experts.{expert}.{own}.weight"] = stored.pop(before)
 
 
 def _parts(

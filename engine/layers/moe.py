@@ -52,6 +52,9 @@ class FusedExperts:
     alternate: bool = False
 
 
+USUAL_NAMES = ("gate_proj", "up_proj", "down_proj")
+
+
 @dataclass(frozen=True, slots=True)
 class MoeSpec:
     """Some of `experts` MLPs, each with inner vectors of `size`, chosen for each token as `routing` says.
@@ -75,7 +78,7 @@ class MoeSpec:
     routing: Routing
     activation: Activation = "silu"
     path: str = "mlp"
-    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    names: tuple[str, str, str] = USUAL_NAMES
     gated: bool = True
     router: str = "gate"
     router_inputs: int | None = None

@@ -2,10 +2,12 @@
 
 `weight_scale`, or `weight_scale_inv` as DeepSeek, Qwen and others call it: W = values * scales in both.
 Blocks at the edges may be partial. Scales of activations (`input_scale`) are not used: activations get a
-scale for each token where a product rounds them, and stay as they are elsewhere.
+scale for each token where a product rounds them, and stay as they are elsewhere. Experts may lie in one
+tensor NAME, with scales of blocks in NAME_scale_inv.
 """
 
 import re
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -32,6 +34,7 @@ MEANINGLESS = frozenset(
         *("kv_cache_scheme", "modules_to_convert", "is_scale_transposed"),
     ]
 )
+_SUFFIX = "_scale_inv"  # of all experts' scales
 _KV_SCALES = re.compile(r"\.(?:[kqv]|prob)_scale$|\.[kqv]_proj\.(?:output|[kqv])_scale$")
 
 
@@ -83,6 +86,29 @@ class BlockFp8Tensor(Fp8Tensor):
         return
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertsFp8Tensor(StoredTensor):
+    """The matrices of all experts, with scales of square blocks in each."""
+
+    values: StoredTensor
+    scales: StoredTensor
+    block: int
+
+    def read(self) -> Tensor:
+        """See `StoredTensor`: float32."""
+        return torch.stack([self.entry(expert) for expert in range(self.shape[0])])
+
+    def entry(self, index: int) -> Tensor:
+        """See `StoredTensor`."""
+        scales = self.scales.entry(index)
+        scales = powers(scales) if self.scales.dtype in POWERS else scales.float()
+        if not scales.isfinite().all():
+            raise mistaken(self.scales, "has scales that are not finite")
+        rows, columns = self.shape[1:]
+        whole = scales.repeat_interleave(self.block, 0)[:rows].repeat_interleave(self.block, 1)[:, :columns]
+        return self.values.entry(index).float().mul_(whole)
+
+
 def read_scales(stored: StoredTensor) -> Tensor:
     """Scales in float32, of floats or of powers of two."""
     return powers(stored.read()) if stored.dtype in POWERS else stored.read().float()
@@ -99,6 +125,9 @@ def with_scales(stored: dict[str, StoredTensor], block: int | None = None) -> di
 
     A weight without scales stays as it is, and is refused later.
     """
+    for name, values in list(stored.items()) if block is not None else ():
+        if values.dtype == IN_8_BITS and len(values.shape) == 3 and name + _SUFFIX in stored:
+            stored[name] = _experts(values, stored.pop(name + _SUFFIX), block)
     for module in list(modules(stored, "weight")):
         if stored[f"{module}weight"].dtype != IN_8_BITS:
             continue
@@ -128,6 +157,14 @@ def compose_fp8(parts: dict[str, StoredTensor], block: int | None) -> StoredTens
     down, across = -(-outputs // block), -(-inputs // block)
     expect(scales, (*FLOATS, *POWERS), (down, across), (down, 1, across, 1))
     return BlockFp8Tensor.of(parts, (outputs, inputs), block)
+
+
+def _experts(values: StoredTensor, scales: StoredTensor, block: int) -> StoredTensor:
+    """The weights of all experts in one tensor, and their scales."""
+    experts, rows, columns = values.shape
+    expect(scales, (*FLOATS, *POWERS), (experts, -(-rows // block), -(-columns // block)))
+    size = values.bytes + scales.bytes
+    return ExpertsFp8Tensor(values.name, values.file, values.shape, "fp8", True, size, values, scales, block)
 
 
 def without_kv_scales(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:

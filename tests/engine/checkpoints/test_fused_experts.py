@@ -1,6 +1,7 @@
 """Checkpoints with all experts of a layer in one tensor, and gpt-oss' in MXFP4."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -44,6 +45,27 @@ def in_mxfp4(folder: Path, target: Path) -> Path:
     quantized = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
     (target / "config.json").write_text(json.dumps(config | {"quantization_config": quantized}))
     return target
+
+
+@pytest.mark.parametrize("case", ["lfm2_moe", "minimax_m2"])
+def test_experts_with_the_usual_names_are_read_in_families_that_have_others(
+    case: str, tmp_path: Path
+) -> None:
+    folder = make_family_folder(tmp_path, case)
+    file, tokens = folder / "model.safetensors", [*range(40, 90)]
+    truth, usual = (
+        hf_logits(hf_model(folder), tokens),
+        {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"},
+    )
+    renamed = {
+        re.sub(r"(experts\.\d+)\.(w\d)", lambda found: f"{found[1]}.{usual[found[2]]}", name): tensor
+        for name, tensor in load_file(file).items()
+    }
+    assert renamed.keys() != load_file(file).keys()
+    save_file(renamed, file, {"format": "pt"})  # as llm-compressor names them
+    decoder = load_model(folder, device=CPU, dtype="float32")
+    hidden, _ = PagedSequences(decoder).forward({"a": tokens})
+    assert max(map(relative_error, decoder.logits(hidden), truth)) < 1e-4
 
 
 def test_experts_of_gpt_oss_in_mxfp4_are_what_transformers_dequantizes(tmp_path: Path) -> None:
