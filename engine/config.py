@@ -30,7 +30,8 @@ class ModelConfig:
     `mtp_layers`: how many layers it has that predict further tokens (multi-token prediction), which the
     decoder does without. `per_layer_embedding`: the size of a token's embedding for each layer, and how many
     tokens have one. `layer_scalars`: each layer's result is multiplied by a number. `dtype` is the
-    checkpoint's dtype, None if the file does not say. `first_layer`: the number of the first layer, if these
+    checkpoint's dtype, None if the file does not say. `unadaptable`: why no adapter can be computed exactly,
+    None if one can. `first_layer`: the number of the first layer, if these
     are the layers of a later stage.
     """
 
@@ -58,6 +59,7 @@ class ModelConfig:
     per_layer_embedding: tuple[int, int] | None = None
     layer_scalars: bool = False
     dtype: str | None = None
+    unadaptable: str | None = None
     first_layer: int = 0
 
     @property

@@ -20,6 +20,7 @@ def lora_shapes(model: Decoder) -> LoraShapes:
         (config.vocab_size, config.hidden_size),
         config.tie,
         copies,
+        config.unadaptable,
     )
 
 

@@ -53,6 +53,8 @@ def read_adapter(folder: Path, shapes: LoraShapes, rest: Rest = no_rest) -> Adap
     Raises AdapterError, with the field or tensor as `param`, for anything that cannot be computed as
     intended.
     """
+    if shapes.refusal is not None:
+        raise AdapterError(shapes.refusal)
     config = read_config(folder / CONFIG_FILE)
     path = folder / TENSORS_FILE
     if not path.exists() and (folder / PICKLE_FILE).exists():

@@ -25,7 +25,7 @@ class LoraShapes:
 
     vocabulary: (tokens, hidden size), None if the embedding and the output matrix cannot be changed. tied:
     the output matrix is the embedding. copies: fingerprints of the base's own "embedding" and "output", which
-    identify copies of them in a file.
+    identify copies of them in a file. refusal: why the base has no adapters, None if it has.
     """
 
     layers: int
@@ -33,6 +33,7 @@ class LoraShapes:
     vocabulary: tuple[int, int] | None = None
     tied: bool = False
     copies: Mapping[str, Fingerprint] = field(default_factory=dict)
+    refusal: str | None = None
 
     @property
     def modules(self) -> dict[str, tuple[int, int]]:

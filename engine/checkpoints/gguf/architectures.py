@@ -25,7 +25,8 @@ class Architecture:
     reads: which of `UNSERVED` and `SCALES` `translate` reads. partial: a part of each head is rotated. tiled:
     the first value heads of all key heads come first. uneven: sizes may differ from layer to layer; the
     first layer's are the common ones. proportional: of layers without a window a share of the pairs is
-    rotated, those whose factor in `rope_freqs` is 1. norm: the prefix of the norms' epsilon in the file.
+    rotated, those whose factor in `rope_freqs` is 1. scaled: weights have the model's scales inside, which
+    adapters would need apart. norm: the prefix of the norms' epsilon in the file.
     eps: its name in config.json."""
 
     name: str
@@ -38,6 +39,7 @@ class Architecture:
     tiled: bool = False
     uneven: bool = False
     proportional: bool = False
+    scaled: bool = False
     norm: str = "layer_norm_rms"
     eps: str = "rms_norm_eps"
 
@@ -653,7 +655,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granite_swa": Architecture(
         "GraniteSWAForCausalLM", permuted=True, translate=_granite_swa, reads=(*SCALES, *EXPERTS)
     ),
-    "falcon-h1": Architecture("FalconH1ForCausalLM", translate=_falcon_h1, reads=STATES),
+    "falcon-h1": Architecture("FalconH1ForCausalLM", translate=_falcon_h1, reads=STATES, scaled=True),
     "nemotron_h": Architecture(
         "NemotronHForCausalLM",
         permuted=True,

@@ -26,6 +26,10 @@ from personae.errors import ModelLoadError
 
 LONGEST = 2**24  # the longest context, in tokens, that is accepted
 # Fields that change the arithmetic, and that no supported architecture needs.
+UNADAPTABLE = (
+    "the base is a GGUF file of a family whose scales are inside its weights there, so adapters of the model "
+    "would be scaled otherwise; serve the base from its folder"
+)
 UNSERVED = (
     "expert_count",
     "attn_logit_softcapping",
@@ -92,6 +96,7 @@ def read_gguf_config(
     config = replace(
         translate(name, Fields(values, metadata.where)),
         norm_offset=0.0,  # GGUF adds the offset to the stored norms
+        unadaptable=UNADAPTABLE if architecture.scaled else None,
     ).with_layers(partial(_with_biases, parts))
     if stretched and not architecture.proportional:
         config = _with_factors(metadata, config, stretched)

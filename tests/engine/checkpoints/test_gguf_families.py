@@ -14,11 +14,14 @@ from family_models import make_family_folder
 from gguf_conversion import CASES, RECORDED, folder_of, write_recorded
 from hf import hf_logits, hf_model, relative_error
 from paged import PagedSequences
+from tiny_adapters import make_adapter_folder
 from tiny_models import VOCAB
 
 from personae.engine.loader import load_model
-from personae.errors import ModelLoadError
+from personae.engine.lora_shapes import lora_shapes
+from personae.errors import AdapterError, ModelLoadError
 from personae.kernels.registry import optional
+from personae.lora.peft import read_adapter
 
 CPU = torch.device("cpu")
 PROMPT = random.Random(5).choices(range(VOCAB), k=60)
@@ -31,6 +34,17 @@ def test_a_family_has_the_logits_of_transformers_own_reading(case: str, tmp_path
     hidden, _ = PagedSequences(decoder, page_size=8).forward({"a": PROMPT})
     truth = hf_logits(hf_model(folder), PROMPT)
     assert max(map(relative_error, decoder.logits(hidden).clone(), truth)) < 1e-4
+
+
+def test_an_adapter_for_a_file_with_scales_inside_its_weights_is_refused(tmp_path: Path) -> None:
+    folder = folder_of("falcon_h1", tmp_path / "folder")
+    adapter = make_adapter_folder(tmp_path / "adapter", folder, targets=["q_proj"])
+    read_adapter(adapter, lora_shapes(load_model(folder, device=CPU)))
+    file = write_recorded(tmp_path / "model.gguf", folder, "falcon_h1")
+    with pytest.raises(
+        AdapterError, match=r"scales are inside its weights .* serve the base from its folder"
+    ):
+        read_adapter(adapter, lora_shapes(load_model(file, device=CPU)))
 
 
 @pytest.mark.parametrize("case", ["gemma3n", "gemma4"])
