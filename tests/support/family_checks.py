@@ -82,7 +82,13 @@ def adapted(folder: Path, config: ModelConfig) -> Iterator[tuple[str, PeftModel]
 def check_family(case: str, path: Path) -> FamilyReport:
     """Makes the model of a case below `path` and compares."""
     folder = make_family_folder(path / "base", case)
-    model, tokens = hf_model(folder), random.Random(1).choices(range(VOCAB), k=100)
+    return check_checkpoint(folder, folder, path)
+
+
+def check_checkpoint(folder: Path, plain: Path, path: Path) -> FamilyReport:
+    """Compares a checkpoint, a folder or a GGUF file, with transformers' model of `plain`, a folder with the
+    same weights. Adapters are written below `path`."""
+    model, tokens = hf_model(plain), random.Random(1).choices(range(VOCAB), k=100)
     truth = hf_logits(model, tokens)
     decoder = load_model(folder, device=CPU, dtype="float32")
     hidden, _ = PagedSequences(decoder, page_size=8).forward({"a": tokens})
@@ -95,7 +101,7 @@ def check_family(case: str, path: Path) -> FamilyReport:
     both = mixed.step({"b": tokens[7:50], "a": tokens[60:61], "c": tokens[:1]})
     ends = {"a": 60, "b": 49, "c": 0}
     greedy = PagedSequences(decoder).greedy("a", tokens[:23], 64)
-    engine, preempted = _engine(folder, path, decoder.config)
+    engine, preempted = _engine(folder, plain, path, decoder.config)
     return FamilyReport(
         logits,
         relative_error(last, truth[98]),
@@ -106,19 +112,20 @@ def check_family(case: str, path: Path) -> FamilyReport:
     )
 
 
-def _engine(folder: Path, path: Path, config: ModelConfig) -> tuple[bool, bool]:
+def _engine(folder: Path, plain: Path, path: Path, config: ModelConfig) -> tuple[bool, bool]:
     """The base and two adapters, which change all modules, in one batch; then again, with a prefix from the
-    cache. The memory is too small for all of them."""
+    cache. The memory is too small for all of them. Where the base has no adapters, all three are of it."""
     prompts = {name: random.Random(len(name)).choices(range(VOCAB), k=40) for name in ("one", "two", "base")}
-    truth = {"base": hf_greedy(hf_model(folder), prompts["base"], 24)}
-    adapters = {}
-    for name, model in adapted(folder, config):
+    base, adapters = hf_model(plain), {}
+    truth = {name: hf_greedy(base, prompt, 24) for name, prompt in prompts.items()}
+    for name, model in adapted(plain, config) if config.unadaptable is None else ():
         adapters[name] = path / name
         model.save_pretrained(adapters[name])
         truth[name] = hf_greedy(model, prompts[name], 24)
-    shapes = lora_shapes(load_model(folder, device=CPU))
-    read = {key for name in adapters for _, key in read_adapter(adapters[name], shapes).pairs}
-    assert {*config.lora_sites} - read <= {"router"}, read
+    if adapters:
+        shapes = lora_shapes(load_model(folder, device=CPU))
+        read = {key for name in adapters for _, key in read_adapter(adapters[name], shapes).pairs}
+        assert {*config.lora_sites} - read <= {"router"}, read
     harness = EngineHarness(folder, adapters, num_pages=11, page_size=16)
     for again in ("", "again "):
         logs = [

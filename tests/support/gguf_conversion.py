@@ -212,9 +212,16 @@ def add_recorded(writer: gguf.GGUFWriter, fields: dict[str, Any]) -> None:
             writer.add_key_value(key, value, gguf.GGUFValueType[types[0]])
 
 
-def write_recorded(path: Path, folder: Path, case: str, in_q8_0: Collection[str] = ()) -> Path:
+def write_recorded(
+    path: Path,
+    folder: Path,
+    case: str,
+    in_q8_0: Collection[str] = (),
+    matrices: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+) -> Path:
     """The folder's model as the converter writes it: its recorded metadata, and the package's names. The
-    tensors of `in_q8_0` have that type, the others are float32."""
+    tensors of `in_q8_0` have that type; others have the type `matrices` where it has their values exactly,
+    and else are float32."""
     fields = json.loads(RECORDED.read_text())[case]
     kind = fields["general.architecture"][1]
     known = NAMES_OF.get(kind, kind)
@@ -236,8 +243,12 @@ def write_recorded(path: Path, folder: Path, case: str, in_q8_0: Collection[str]
         whole = name if name.startswith(("blk.", "altup")) else names.get_name(name)
         own = whole or f"{names.get_name(stem)}.{end}"
         if not own.startswith("None") and not (kind == "cohere2" and end == "bias"):
-            kind_of = gguf.GGMLQuantizationType.Q8_0 if own in in_q8_0 else gguf.GGMLQuantizationType.F32
-            written = gguf.quantize(tensor.float().contiguous().numpy(), kind_of)
+            values, kind_of = tensor.float().contiguous().numpy(), gguf.GGMLQuantizationType.F32
+            if own in in_q8_0:
+                kind_of = gguf.GGMLQuantizationType.Q8_0
+            elif whole_blocks(values, matrices) and np.array_equal(rounded(values, matrices), values):
+                kind_of = matrices
+            written = gguf.quantize(values, kind_of)
             writer.add_tensor(own, written, raw_dtype=kind_of)
     if kind == "gemma4":
         shares = np.array([1.0] * 3 + [1e30] * 9, np.float32)  # a quarter of 12 pairs
@@ -250,6 +261,18 @@ def write_recorded(path: Path, folder: Path, case: str, in_q8_0: Collection[str]
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def whole_blocks(values: np.ndarray[Any, Any], kind: gguf.GGMLQuantizationType) -> bool:
+    """Whether the values are matrices whose rows are whole blocks. llama.cpp leaves others as they are."""
+    return values.ndim > 1 and values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+
+
+def rounded(values: np.ndarray[Any, Any], kind: gguf.GGMLQuantizationType) -> np.ndarray[Any, Any]:
+    """The values as the package's own quantizer stores them, if they are `whole_blocks`."""
+    if not whole_blocks(values, kind):
+        return values
+    return gguf.dequantize(gguf.quantize(values, kind), kind)
 
 
 def _of_kind(

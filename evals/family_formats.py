@@ -1,0 +1,73 @@
+"""Every family of models in every format of weights: `python -m personae.evals.family_formats`.
+
+A tiny random model of transformers' own class is written by the tool that people use, and loaded here in
+float32. The truth is transformers' model with the weights that the tool itself dequantizes, and PEFT's
+adapters on it. What is checked is what `personae.evals.families` checks: logits of 100 tokens, 64 greedy
+tokens, chunks, a mixed batch, adapters, a cached prefix and preemption. Formats whose library is not there
+are named so (`pip install llmcompressor`).
+
+    --case glm4_moe     one case; otherwise all
+    --format W4A16      one format, repeatable; otherwise all
+"""
+
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from personae.errors import ModelLoadError
+from personae.evals.kernels import support
+
+EQUAL = "equal"
+
+
+def main(
+    case: Annotated[str, typer.Option(help="The case; empty: all.")] = "",
+    form: Annotated[list[str] | None, typer.Option("--format", help="Only this one. Repeatable.")] = None,
+) -> None:
+    """Prints each cell and a table of them; exits with 1 if one differs."""
+    warnings.filterwarnings("ignore")  # the tools' own
+    formats, models = support("family_formats"), support("family_models")
+    names = form or [*formats.FORMATS, *formats.GGUF]
+    found: dict[str, dict[str, str]] = {}
+    for name in [case] if case else models.CASES:
+        found[name] = {}
+        for each in names:
+            if formats.has(each, name):
+                with tempfile.TemporaryDirectory() as folder:
+                    found[name][each] = cell(formats, each, name, Path(folder))
+                print(f"{name}, {each}: {found[name][each]}", flush=True)
+    table = Table("family", *names)
+    for name, row in found.items():
+        table.add_row(name, *(row.get(each, "").partition(":")[0] for each in names))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 132
+    console.print(table)
+    said = [text.partition(":")[0] for row in found.values() for text in row.values()]
+    print(", ".join(f"{said.count(kind)} {kind}" for kind in dict.fromkeys(said)))
+    if "differs" in said:
+        raise typer.Exit(1)
+
+
+def cell(formats: Any, form: str, case: str, folder: Path) -> str:
+    """What one family in one format is: equal, or why not."""
+    try:
+        checkpoint, plain = formats.make(form, case, folder)
+    except ImportError as missing:
+        return f"not installed: {missing.name}"
+    except Exception as error:  # of any tool, in its own words
+        return f"the tool fails: {type(error).__name__}: {error}"
+    try:
+        report = support("family_checks").check_checkpoint(checkpoint, plain, folder)
+    except ModelLoadError as refused:
+        return f"refused: {refused}"
+    return EQUAL if report.passed else f"differs: {report}"
+
+
+if __name__ == "__main__":
+    typer.run(main)
