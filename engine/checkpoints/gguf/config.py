@@ -25,11 +25,11 @@ from personae.engine.models import family
 from personae.errors import ModelLoadError
 
 LONGEST = 2**24  # the longest context, in tokens, that is accepted
-# Fields that change the arithmetic, and that no supported architecture needs.
 UNADAPTABLE = (
     "the base is a GGUF file of a family whose scales are inside its weights there, so adapters of the model "
     "would be scaled otherwise; serve the base from its folder"
 )
+# Fields that change the arithmetic, and that no supported architecture needs.
 UNSERVED = (
     "expert_count",
     "attn_logit_softcapping",
