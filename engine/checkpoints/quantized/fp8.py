@@ -125,9 +125,10 @@ def with_scales(stored: dict[str, StoredTensor], block: int | None = None) -> di
 
     A weight without scales stays as it is, and is refused later.
     """
-    for name, values in list(stored.items()) if block is not None else ():
-        if values.dtype == IN_8_BITS and len(values.shape) == 3 and name + _SUFFIX in stored:
-            stored[name] = _experts(values, stored.pop(name + _SUFFIX), block)
+    if block is not None:
+        for name, values in list(stored.items()):
+            if values.dtype == IN_8_BITS and len(values.shape) == 3 and name + _SUFFIX in stored:
+                stored[name] = _experts(values, stored.pop(name + _SUFFIX), block)
     for module in list(modules(stored, "weight")):
         if stored[f"{module}weight"].dtype != IN_8_BITS:
             continue

@@ -36,7 +36,7 @@ def test_a_quantized_family_gives_what_transformers_and_peft_give_on_its_dequant
         quantized = [t for t in Folder(checkpoint).stored().values() if t.dtype == "fp8"]
     else:
         quantized = [t for t in GGUFReader(checkpoint).tensors if t.tensor_type.name in form]
-    assert len(quantized) > 10
+    assert len(quantized) > 3  # of Falcon-H1, whose converter changes most weights
 
 
 @pytest.mark.parametrize(
