@@ -199,7 +199,6 @@ FORMATS: dict[str, Make] = {
     "W8A8": partial(llmcompressor, scheme="W8A8"),
     "MXFP4": partial(llmcompressor, scheme="MXFP4A16"),
     "FP8 blocks": fp8_blocks,
-    "FP8": partial(llmcompressor, scheme="FP8_DYNAMIC"),
 }
 GGUF = {
     f"GGUF {kind.name}": kind for kind in (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0)
