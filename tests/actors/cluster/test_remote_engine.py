@@ -16,6 +16,7 @@ from anyio import to_thread
 from crash_harness import NAMES, mixed, play, play_all, same
 from engine_harness import Played
 from patience import PATIENCE, soon
+from patient_engine import PATIENT
 from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import VOCAB, model_folder
 
@@ -161,7 +162,7 @@ async def test_remote_engines_give_pages_to_one_another_and_the_tokens_are_as_fr
     ]
     async with open_in_process(assemble(replace(options, page_identity=None)).engine_spec) as alone:
         expected = await play_all(alone, [logs])
-    async with node_on_loopback(tmp_path) as (node, listener):
+    async with node_on_loopback(tmp_path, PATIENT) as (node, listener):
         launch = RemoteLaunch(listener, node.place, AdapterFiles({}, None), node.terms)
         async with launch_replicas(
             LocalSource([launch] * 2),

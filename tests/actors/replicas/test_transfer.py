@@ -16,6 +16,7 @@ from crash_harness import mixed, play_all, same
 from engine_harness import Played
 from msgspec import structs
 from patience import PATIENCE, soon
+from patient_engine import PATIENT
 from tiny_models import VOCAB
 
 from personae.actors.assembly import assemble
@@ -49,7 +50,13 @@ def options(options: EngineOptions) -> EngineOptions:
 @asynccontextmanager
 async def two(options: EngineOptions, prefill: PrefillReplicas) -> AsyncIterator[MultiProcessEngine]:
     async with open_replicas(
-        options, 2, max_restarts=20, silence_seconds=PATIENCE, report=lambda incident: None, prefill=prefill
+        options,
+        2,
+        max_restarts=20,
+        silence_seconds=PATIENCE,
+        report=lambda incident: None,
+        command=PATIENT,
+        prefill=prefill,
     ) as engines:
         yield engines
 
