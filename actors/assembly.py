@@ -40,7 +40,8 @@ from personae.engine.machine_sockets import client_context
 from personae.engine.models.decoder import Decoder
 from personae.engine.numerics import NumericsClass, weights_digest
 from personae.engine.object_stores import LMCACHE, MOONCAKE, AsyncObjects, reason
-from personae.engine.packed_weights import PackedWeights
+from personae.engine.packed_weights import PackedWeights, code_digest
+from personae.engine.page_file import PageFile, open_page_file
 from personae.engine.parallel.comm import ONE_RANK, Comm
 from personae.engine.parallel.messages import PoolSizes
 from personae.engine.parallel.process import preparation
@@ -220,6 +221,16 @@ def assemble(
         bound = KV_TIER_BYTES if options.kv_remote_bytes is None else options.kv_remote_bytes
         tiers.append(RemoteTier(objects, bound, page_bytes, identity))
     tier = stacked(tiers, page_bytes)
+    page_file = None
+    if options.page_file is not None and device.type == "cpu" and ranks is None and draft is None:
+        specs = [spec for spec in model.config.kv_specs if spec is not None]
+        page_file = open_page_file(
+            options.page_file,
+            f"{identity}\n{code_digest()}",
+            layout,
+            layout.num_pages * page_bytes,
+            2 * len(set(specs)),
+        )
     stages = options.pipeline_parallel_size
 
     def build_scheduler() -> Scheduler:
@@ -234,6 +245,7 @@ def assemble(
             drafts=0 if speculate == "off" else MAX_DRAFTS,
             tier=tier,
             micro_batches=stages,
+            ledger=None if page_file is None else page_file.ledger,
         )
 
     engine_spec = EngineSpec(
@@ -250,6 +262,7 @@ def assemble(
             tier,
             ranks,
             source,
+            page_file,
         ).build,
         build_scheduler=build_scheduler,
         build_compiler=compilers.build,
@@ -391,7 +404,8 @@ class EngineBuilder:
     """Builds the step engine for each epoch of the engine core, around the one model. `graphs`: decode steps
     are captured on a GPU. `speculate`: which drafts to use, see `--speculate`. `read_adapter` reads an
     adapter to the host. `side_stream`: see `--lora-side-stream`. `draft`: the model or the head of
-    `--draft-model`. `tier` and `source`: see `EngineSpec`. `ranks`: the other ranks of the model."""
+    `--draft-model`. `tier` and `source`: see `EngineSpec`. `ranks`: the other ranks of the model.
+    `page_file`: has the KV cache, if that outlives the engine."""
 
     model: Decoder
     shapes: LoraShapes
@@ -405,6 +419,7 @@ class EngineBuilder:
     tier: Tier | None = None
     ranks: Ranks | None = None
     source: PageSource | None = None
+    page_file: PageFile | None = None
 
     def build(self) -> StepRunner[Any, Any, Any]:
         """Build a step engine. Call it on the thread that will run it."""
@@ -434,7 +449,14 @@ class EngineBuilder:
             memory=memory,
         )
         captures = on_gpu and self.graphs and model.capturable
-        kv = KVCache(model.config.kv_specs, layout, sizes.kv_dtype, device, spare=captures, memory=memory)
+        kv = KVCache(
+            model.config.kv_specs,
+            layout,
+            sizes.kv_dtype,
+            device,
+            spare=captures,
+            memory=memory if self.page_file is None else self.page_file.memory(),
+        )
         proposer = self._batch_proposer(kv)
         if self.source is not None:
             self.source.read = lambda pages: kv.read_pages(pages).cpu().numpy()

@@ -9,8 +9,9 @@ A device fault damages only the engine core's process, and the engine core's ste
 lock with HTTP.
 """
 
+import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from personae.actors.keeping import Keeper, local_launches
 from personae.actors.kit.child import Incident, ReportIncident, log_incident
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.options import EngineOptions
+from personae.actors.page_file import held_page_file
 from personae.actors.process import Launch
 from personae.actors.spawn import COMMAND, end_ahead, have_spare
 from personae.actors.wire import Facts, StandBy
@@ -69,7 +71,8 @@ async def open_multi_process(
 ) -> AsyncIterator[MultiProcessEngine]:
     """Start the engine core, wait until it has loaded, and yield the engine. On exit, end the engine core.
     With a `keeper` it outlives this process if that is killed, or is one that outlived another process. With
-    `spare`, another process loads the same ahead and takes over when the engine core dies.
+    `spare`, another process loads the same ahead and takes over when the engine core dies, with its KV cache
+    where that can outlive it.
 
     Raises the LoadError with which the engine core refuses its options, or EngineLost if its process ends or
     hangs while it loads. If the engine core dies or hangs more than `max_restarts` times within a minute, it
@@ -78,20 +81,27 @@ async def open_multi_process(
     tokenizer = await to_thread.run_sync(Tokenizer.load, options.model)
     async with (
         local_launches(command, [{}], options, keeper, 1) as (launch,),
-        launch_processes(
-            launch,
-            options,
-            tokenizer,
-            on_progress,
-            report,
-            max_restarts,
-            hang_seconds,
-            max_live,
-            window,
-            on_kv_events,
-        ) as engine_processes,
-        _spare_process(command, options, engine_processes.client) if spare else nullcontext(),
+        AsyncExitStack() as stack,
     ):
+        if spare and sys.platform == "linux":
+            held = stack.enter_context(held_page_file())
+            launch, options = held.launch(launch), replace(options, page_file=held.path)
+        engine_processes = await stack.enter_async_context(
+            launch_processes(
+                launch,
+                options,
+                tokenizer,
+                on_progress,
+                report,
+                max_restarts,
+                hang_seconds,
+                max_live,
+                window,
+                on_kv_events,
+            )
+        )
+        if spare:
+            await stack.enter_async_context(_spare_process(command, options, engine_processes.client))
         yield engine_processes
 
 

@@ -461,7 +461,8 @@ class EngineOptions(ModelOptions, BatchingOptions):
     `secret`. `share` engines use this machine's memory. With `record_kv_events` the engine reports what
     enters and leaves its prefix cache. Other engines ask for its pages at `page_socket`, or on other machines
     with `page_identity` at a port that it chooses. `far_stages`: all stages but the first are on other
-    machines. None in any option means that the engine chooses.
+    machines. `page_file`: a file in memory for the KV cache, which outlives the engine core. None in any
+    option means that the engine chooses.
     """
 
     model: Path
@@ -474,6 +475,7 @@ class EngineOptions(ModelOptions, BatchingOptions):
     page_socket: Path | None = None
     page_identity: TlsIdentity | None = field(default=None, repr=False)
     far_stages: FarStages | None = field(default=None, repr=False)
+    page_file: Path | None = None
 
     @property
     def gives_pages(self) -> bool:

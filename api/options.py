@@ -426,7 +426,8 @@ class ProcessOptions:
         OptionInfo(
             "Keep a process that has the model loaded and replaces an engine that dies, so that the pause is "
             "shorter. Both map the same packed weights; adapters and processes for grammars are its own. On "
-            "a GPU it has its libraries only. For one engine."
+            "Linux and a CPU the KV cache of an engine that was killed stays, too. On a GPU the process has "
+            "its libraries only. For one engine."
         ),
     ] = False
     one_process: Annotated[bool, OptionInfo("Run the engine in the server's own process, for debugging.")] = (

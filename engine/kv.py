@@ -18,6 +18,8 @@ from torch import Tensor
 from personae.engine.layers.block import KVSpec
 from personae.engine.plan import MemoryLayout
 from personae.kernels.attention import kv_width
+from personae.kernels.file_memory import FileMemory
+from personae.kernels.mappable import HUGE
 from personae.kernels.memory import Memory, memory_of, unmapping_pages
 from personae.kernels.states import windows
 
@@ -80,6 +82,8 @@ class KVCache:
         tensors = self._reserve(kinds, pages)
         groups, states = tensors[len(stateful) :], tensors[: len(stateful)]
         self._kept = (*groups, *states)
+        self.file = memory if isinstance(memory, FileMemory) else None
+        self._reached = 0  # pages of the file that are on huge pages of the system
         self.groups = dict(zip(members, groups, strict=True))
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         self.states: dict[int, Tensor] = {}
@@ -110,6 +114,17 @@ class KVCache:
         """The only group."""
         (data,) = self.groups.values()
         return data
+
+    def reach(self, page: int) -> None:
+        """Pages up to this one are about to be used. Of a cache in a file only: their memory is had on huge
+        pages, for as many pages at once as one holds of the largest part."""
+        if page < self._reached or self.file is None:
+            return
+        stride = max(HUGE // max(tensor[0].nbytes for tensor in self._tensors()), 1)
+        end = min((page // stride + 1) * stride, self.num_pages)
+        for tensor in self._tensors():
+            self.file.enlarge(tensor[self._reached : end])
+        self._reached = end
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies pages (source, destination) in all layers, one pair after the other."""
@@ -160,6 +175,7 @@ class KVCache:
                 self._memory.unmap(run)
                 yield
             return
+        self._reached = min((self._reached, *pages))
         for tensor in self._tensors():
             yield from unmapping_pages(self._memory, tensor, pages)
 

@@ -18,7 +18,7 @@ HUGE = 2 << 20  # bytes of a huge page
 _MAP_FIXED = 0x10
 _MREMAP_MAYMOVE_FIXED = 3
 _MADV_POPULATE_READ = 22  # since Linux 5.14
-_MADV_COLLAPSE = 25  # since Linux 6.1
+MADV_COLLAPSE = 25  # since Linux 6.1
 
 
 class MappableMemory:
@@ -37,8 +37,8 @@ class MappableMemory:
         Raises OSError.
         """
         flags = mmap.MAP_SHARED | _MAP_FIXED
-        _call("mmap", self._address, self._size, mmap.PROT_READ, flags, file, ctypes.c_long(0))
-        _advise(self._address, self._size, mmap.MADV_HUGEPAGE)  # where the file system has them
+        call("mmap", self._address, self._size, mmap.PROT_READ, flags, file, ctypes.c_long(0))
+        advise(self._address, self._size, mmap.MADV_HUGEPAGE)  # where the file system has them
 
     def settle(self, *, shared: bool) -> None:
         """After `map`: reads what is not in memory, so that no step waits for it, and sees to huge pages. If
@@ -47,8 +47,8 @@ class MappableMemory:
 
         Raises OSError.
         """
-        _advise(self._address, self._size, _MADV_POPULATE_READ)
-        _advise(self._address, self._size, _MADV_COLLAPSE)
+        advise(self._address, self._size, _MADV_POPULATE_READ)
+        advise(self._address, self._size, MADV_COLLAPSE)
         if not shared and not self._on_huge_pages():
             self._copy()
 
@@ -65,17 +65,17 @@ class MappableMemory:
         """Replaces a mapping by memory with the same bytes."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         writable = mmap.PROT_READ | mmap.PROT_WRITE
-        room = _call("mmap", None, self._size + HUGE, writable, flags, -1, ctypes.c_long(0))
+        room = call("mmap", None, self._size + HUGE, writable, flags, -1, ctypes.c_long(0))
         begin = room + -room % HUGE
-        _advise(begin, self._size, mmap.MADV_HUGEPAGE)
+        advise(begin, self._size, mmap.MADV_HUGEPAGE)
         ctypes.memmove(begin, self._address, self._size)
-        _call("mprotect", begin, self._size, mmap.PROT_READ)
+        call("mprotect", begin, self._size, mmap.PROT_READ)
         to = ctypes.c_void_p(self._address)
-        _call("mremap", begin, self._size, ctypes.c_size_t(self._size), _MREMAP_MAYMOVE_FIXED, to)
+        call("mremap", begin, self._size, ctypes.c_size_t(self._size), _MREMAP_MAYMOVE_FIXED, to)
         if begin > room:
-            _call("munmap", room, begin - room)
+            call("munmap", room, begin - room)
         if rest := room + HUGE - begin:
-            _call("munmap", begin + self._size, rest)
+            call("munmap", begin + self._size, rest)
 
 
 def padded(size: int) -> int:
@@ -83,7 +83,7 @@ def padded(size: int) -> int:
     return -(-size // HUGE) * HUGE
 
 
-def _call(name: str, address: int | None, size: int, *more: object) -> int:
+def call(name: str, address: int | None, size: int, *more: object) -> int:
     """A function of the C library on a range of memory. Returns an address or 0. Raises OSError."""
     function = libc()[name]  # its own, whose types nobody else sets
     function.restype = ctypes.c_ssize_t
@@ -94,6 +94,6 @@ def _call(name: str, address: int | None, size: int, *more: object) -> int:
     return found
 
 
-def _advise(address: int, size: int, advice: int) -> None:
+def advise(address: int, size: int, advice: int) -> None:
     """Advice may be refused; then it is not followed."""
     libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice)

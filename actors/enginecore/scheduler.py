@@ -1,6 +1,7 @@
 """The scheduler's actor: handles all waiting messages, then plans until the executor has work for two
 steps."""
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -51,6 +52,9 @@ AHEAD_SECONDS = 0.003  # with `late`, the next step is planned so long before th
 AHEAD_SHARE = 0.1  # of the step's expected time, in addition, since that is an estimate
 
 
+log = logging.getLogger("personae.engine")
+
+
 class SchedulerActor(Actor[Message]):
     """Owns an `engine.Scheduler`, which makes all decisions.
 
@@ -87,6 +91,8 @@ class SchedulerActor(Actor[Message]):
         self._kv_events = kv_events
         if kv_events is not None:
             scheduler.observe_cache(kv_events)
+        if adopted := scheduler.adopt():
+            log.info("%d pages of the KV cache are there already", adopted)
         self._epoch = epoch
         self._compiler = compiler
         self._executor = executor

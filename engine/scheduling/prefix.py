@@ -19,7 +19,7 @@ Full pages are shared by reference. A hit that ends inside a page is served by c
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace, nsmallest
 from itertools import islice
 from typing import NamedTuple, Protocol
@@ -88,10 +88,10 @@ class TrieRoot(TrieNode):
 
 
 class PageNode(TrieNode):
-    """One full page of KV: its tokens `chunk`, its page id `page`, and the node before it, `parent`.
-    `keepers` counts the sessions that keep it, `tips` are those whose last page it is. `released` is a number
-    that grows with each release. `stored`: a tier got it. `durable`: a tier may get it, as a page of
-    `session` if that is not empty."""
+    """One full page of KV: its tokens `chunk`, its page id `page`, and the node before it, `parent`. One that
+    was adopted may not be full. `keepers` counts the sessions that keep it, `tips` are those whose last page
+    it is. `released` is a number that grows with each release. `stored`: a tier got it. `durable`: a tier may
+    get it, as a page of `session` if that is not empty."""
 
     __slots__ = ("chunk", "durable", "keepers", "page", "parent", "released", "session", "stored", "tips")
 
@@ -175,6 +175,13 @@ class CacheObserver(Protocol):
         """A page was removed."""
 
 
+class Ledger(Protocol):
+    """Hears of each page that leaves the cache, before anything else gets it: see `page_ledger.py`."""
+
+    def clear(self, page: int) -> None:
+        """The page is about to hold something else."""
+
+
 class CacheHandle:
     """What one running sequence holds in the cache. `nodes[i]` has the tokens of its page i."""
 
@@ -196,11 +203,13 @@ class PrefixCache:
         "_pool",
         "_releases",
         "_roots",
+        "_scanned",
         "_tenants",
         "_unheld",
         "_whole",
         "evicts",
         "kept",
+        "ledger",
         "observer",
     )
 
@@ -208,6 +217,7 @@ class PrefixCache:
         """`whole`: see MemoryLayout."""
         self._whole = whole
         self.observer: CacheObserver | None = None
+        self.ledger: Ledger | None = None
         self.evicts: Callable[[PageNode], None] | None = None  # called before `allocate` evicts a page
         self._pool = pool
         self._page_size = page_size
@@ -215,6 +225,7 @@ class PrefixCache:
         self._tenants: dict[str, TenantPages] = {}  # those that have a root
         self._unheld = 0  # pages that no sequence holds
         self._releases = 0
+        self._scanned = _SCAN  # more if a page has more adopted children that are not full
         self.kept = 0  # pages that sessions keep
 
     @property
@@ -337,12 +348,7 @@ class PrefixCache:
     ) -> CacheHandle:
         """Hold the hit's nodes and a reference to each of their pages. With `copy`, also pin its source. A
         new root belongs to `tenant`, whose weight is `weight` from now on."""
-        root = self._roots.get(key)
-        if root is None:
-            if tenant not in self._tenants:
-                self._tenants[tenant] = TenantPages(tenant)
-            root = self._roots[key] = TrieRoot(key, self._tenants[tenant])
-            root.tenant.roots += 1
+        root = self._root(key, tenant)
         root.tenant.weight = weight
         root.handles += 1
         evictable, kept, share = root.tenant.evictable, root.tenant.kept, self._pool.share
@@ -355,6 +361,53 @@ class PrefixCache:
         if copy and hit.source is not None:
             self.pin(hit.source)
         return CacheHandle(root, list(hit.nodes))
+
+    def _root(self, key: RootKey, tenant: str) -> TrieRoot:
+        """The root of this key. A new one belongs to `tenant`."""
+        root = self._roots.get(key)
+        if root is None:
+            if tenant not in self._tenants:
+                self._tenants[tenant] = TenantPages(tenant)
+            root = self._roots[key] = TrieRoot(key, self._tenants[tenant])
+            root.tenant.roots += 1
+        return root
+
+    def adopt(
+        self,
+        roots: Sequence[tuple[RootKey, str]],
+        pages: Mapping[bytes, Sequence[tuple[int, tuple[int, ...]]]],
+    ) -> list[int]:
+        """Put pages into the cache that an engine before this one has computed. `roots`: their roots' keys
+        and tenants. `pages`: each with its tokens, by the name of the page or root that it follows. A page
+        may have fewer tokens than others; then it is only copied, and nothing follows it. Returns the pages
+        that are in the cache now. Call it while the cache is empty."""
+        adopted: list[PageNode] = []
+        for key, tenant in roots:
+            root = self._root(key, tenant)
+            open_branches: list[TrieNode] = [root]
+            for here in open_branches:
+                partial = 0
+                for page, chunk in pages.get(name_of(here), ()):
+                    if chunk in here.children:
+                        continue
+                    node = here.children[chunk] = PageNode(chunk, page, here)
+                    adopted.append(node)
+                    if self._is_full(node):
+                        open_branches.append(node)
+                        if self.observer is not None:
+                            self.observer.stored(root, node)
+                    else:
+                        partial += 1
+                self._scanned = max(self._scanned, partial)
+            self._drop_if_unused(root)
+        self._pool.take([node.page for node in adopted])
+        for node in reversed(adopted):  # a page before those that it follows
+            node.tenant.pages += 1
+            self._add_unheld(node)
+        return [node.page for node in adopted]
+
+    def _is_full(self, node: PageNode) -> bool:
+        return len(node.chunk) == self._page_size
 
     def pin(self, node: PageNode) -> None:
         """Keep the node from eviction. Its parent must be held."""
@@ -461,7 +514,7 @@ class PrefixCache:
 
     def holds(self, page: int) -> bool:
         """Whether the page is in the cache. Walks the trie; only for checks."""
-        return any(node.page == page for node in self._nodes())
+        return any(node.page == page for node in self.nodes())
 
     def check_integrity(
         self, handles: list[CacheHandle], pages: list[int], lent: Collection[int] = ()
@@ -475,7 +528,7 @@ class PrefixCache:
         for handle in handles:
             for branch in (handle.root, *handle.nodes):
                 used[id(branch)] = used.get(id(branch), 0) + 1
-        cached = list(self._nodes())
+        cached = list(self.nodes())
         unheld = [node for tenant in self._tenants.values() for node in (*tenant.evictable, *tenant.kept)]
         for key, root in self._roots.items():
             expected = used.pop(id(root), 0)
@@ -519,7 +572,7 @@ class PrefixCache:
         if whole is not None:
             return whole, len(wanted)
         best, longest = None, 0
-        for node in islice(reversed(here.children.values()), _SCAN):
+        for node in islice(reversed(here.children.values()), self._scanned):
             common = _common(node.chunk, wanted)
             if common > longest:
                 best, longest = node, common
@@ -537,8 +590,10 @@ class PrefixCache:
             self._drop(branch)
 
     def _drop(self, node: PageNode) -> None:
-        if self.observer is not None:
+        if self.observer is not None and self._is_full(node):
             self.observer.removed(node)
+        if self.ledger is not None:
+            self.ledger.clear(node.page)
         parent = node.parent
         del parent.children[node.chunk]
         node.tenant.pages -= self._pool.release(node.page)
@@ -565,7 +620,8 @@ class PrefixCache:
             if not root.tenant.roots:
                 del self._tenants[root.tenant.name]
 
-    def _nodes(self) -> Iterator[PageNode]:
+    def nodes(self) -> Iterator[PageNode]:
+        """All pages in the cache. Only for checks."""
         open_branches: list[TrieNode] = list(self._roots.values())
         while open_branches:
             for node in open_branches.pop().children.values():

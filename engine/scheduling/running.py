@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from personae.engine.plan import FetchPage, ForgetSession, MemoryLayout, Move, PageKey, StorePage
 from personae.engine.scheduling.live import LiveSequence, SequenceState, StagedPages
+from personae.engine.scheduling.page_ledger import PageLedger
 from personae.engine.scheduling.page_names import page_keys, session_digest, tenant_digest
 from personae.engine.scheduling.prefix import (
     MISS,
@@ -52,6 +53,7 @@ class RunningTable:
         "_fetched",
         "_free_slots",
         "_held",
+        "_ledger",
         "_page_size",
         "_recalled",
         "_refused",
@@ -76,8 +78,11 @@ class RunningTable:
         "unwritten",
     )
 
-    def __init__(self, layout: MemoryLayout, tier: TierIndex | None = None) -> None:
+    def __init__(
+        self, layout: MemoryLayout, tier: TierIndex | None = None, ledger: PageLedger | None = None
+    ) -> None:
         self._tier = tier
+        self._ledger = ledger
         # Pages that no sequence holds and the tier has not got.
         self._unstored: deque[PageNode] = deque(maxlen=layout.num_pages)
         self._page_size = layout.page_size
@@ -86,6 +91,8 @@ class RunningTable:
         self._regions = [Region(layout, number) for number in range(layout.regions)]
         if tier is not None and tier.stores:
             self._only.cache.evicts = self._store
+        if ledger is not None:
+            self._only.cache.ledger = ledger
         self.sessions = SessionTable()
         self._free_slots = list(range(layout.max_seqs - 1, -1, -1))
         self._admissions = 0
@@ -120,6 +127,18 @@ class RunningTable:
         """Set the observer of the prefix cache, or of those of all regions."""
         for region in self._regions:
             region.cache.observer = observer
+
+    def adopt(self) -> int:
+        """Put into the prefix cache what the ledger says that another engine has left. Returns how many
+        pages that is."""
+        if self._ledger is None:
+            return 0
+        found = self._ledger.open()
+        adopted = set(self._only.cache.adopt(found.roots, found.pages))
+        for page in self._ledger.held():
+            if page not in adopted:
+                self._ledger.clear(page)
+        return len(adopted)
 
     @property
     def _only(self) -> Region:
@@ -280,7 +299,7 @@ class RunningTable:
             return
         for number in range(first, first + count):
             self.moves.append(FetchPage(sequence.pages[number], staged.ticket, number - staged.first))
-        self.publish(sequence)
+        self._publish(sequence)
         assert sequence.handle is not None
         for node in sequence.handle.nodes[first:]:
             node.stored = True
@@ -370,6 +389,9 @@ class RunningTable:
                 if not node.stored:
                     node.session = node.session or session
                     self._unstored.append(node)
+        if self._ledger is not None:
+            for page in sequence.pages[len(sequence.handle.nodes) :]:
+                self._ledger.clear(page)
         region.cache.release(sequence.handle, sequence.pages, keep=keep)
         region.sequences -= 1
         self.background -= sequence.background
@@ -481,6 +503,23 @@ class RunningTable:
 
     def publish(self, sequence: LiveSequence) -> None:
         """Let others find its full computed pages."""
+        assert sequence.handle is not None
+        first = len(sequence.handle.nodes)
+        self._publish(sequence)
+        if self._ledger is None:
+            return
+        for node, page in zip(sequence.handle.nodes[first:], sequence.pages[first:], strict=False):
+            if node.page == page:
+                self.written(node)
+            else:  # another sequence published these tokens first
+                self._ledger.clear(page)
+
+    def written(self, node: PageNode) -> None:
+        """The page has its content, in a step that is committed, unless it has left the cache meanwhile."""
+        if self._ledger is not None and (node.handles or self._only.cache.is_evictable(node)):
+            self._ledger.note(node.page, node.parent, node.chunk, 0, self._page_size)
+
+    def _publish(self, sequence: LiveSequence) -> None:
         handle, region, size = sequence.handle, sequence.region, self._page_size
         assert handle is not None
         assert region is not None
@@ -545,6 +584,20 @@ class RunningTable:
                 assert holders == 1 or cache.holds(page), f"private page {page} has {holders} holders"
             assert self.lent.isdisjoint(held), f"pages {self.lent.intersection(held)} are lent and held"
             cache.check_integrity(handles, held, self.lent)
+        if self._ledger is not None:
+            self._check_ledger(self._ledger)
+
+    def _check_ledger(self, ledger: PageLedger) -> None:
+        """Each entry says what the page holds."""
+        holds = {node.page: node.chunk for node in self._only.cache.nodes()}
+        for s in self:
+            assert s.handle is not None
+            for number, page in enumerate(s.pages[len(s.handle.nodes) :], len(s.handle.nodes)):
+                begin = number * self._page_size
+                holds[page] = tuple(s.tokens[begin : min(s.computed, begin + self._page_size)])
+        for page in ledger.held():
+            said = ledger.chunk(page)
+            assert said == holds.get(page), f"page {page} holds {holds.get(page)}, its entry says {said}"
 
 
 def _fetched_behind(staged: StagedPages | None, nodes: int) -> int:

@@ -31,6 +31,7 @@ from personae.engine.plan import MemoryLayout, Row, StepPlan, StepResult
 from personae.engine.scheduling.background import BackgroundAllowance
 from personae.engine.scheduling.fairness import FairnessPolicy
 from personae.engine.scheduling.live import LiveSequence
+from personae.engine.scheduling.page_ledger import PageLedger
 from personae.engine.scheduling.prefix import CacheObserver, PageNode
 from personae.engine.scheduling.running import HeldPages
 from personae.engine.scheduling.sequence_table import LONGEST_FACTOR, SequenceTable
@@ -71,7 +72,8 @@ class Scheduler:
     chooses. `background_policy` ranks them; without it `policy` does. With `sharing`, a tenant that holds
     more than its share of the slots gives some to others (`slot_quota.py`). `drafts` is how many drafts a
     decode row may have. `tier` keeps pages for which there is no room. With several `micro_batches` so many
-    plans are in flight at the same time, and no sequence decodes in two of them.
+    plans are in flight at the same time, and no sequence decodes in two of them. `ledger` gets
+    what pages hold, for an engine after this one.
 
     Every sequence that was added ends exactly once: by a delta with `finish`, or by `cancel`. Raises
     ValueError if the layout cannot work.
@@ -88,6 +90,7 @@ class Scheduler:
         drafts: int = 0,
         tier: TierIndex | None = None,
         micro_batches: int = 1,
+        ledger: PageLedger | None = None,
     ) -> None:
         if min(layout.num_pages, layout.page_size, layout.max_seqs, layout.max_model_len) < 1:
             raise ValueError(f"every size of the memory layout must be at least 1: {layout}")
@@ -98,6 +101,8 @@ class Scheduler:
             )
         if layout.num_pages % layout.regions or (layout.regions > 1 and (layout.lendable or tier)):
             raise ValueError("regions have as many pages each, lend none, and have no tier")
+        if ledger is not None and layout.regions > 1:
+            raise ValueError("regions have no ledger")
         if layout.lendable > max(layout.num_pages - -(-layout.max_model_len // layout.page_size), 0):
             raise ValueError(f"the pages not lent must hold one sequence of {layout.max_model_len} tokens")
         if layout.lendable and (layout.num_pages % layout.run or layout.lendable % layout.run):
@@ -107,8 +112,15 @@ class Scheduler:
         self._micro_batches = micro_batches
         self._times = StepTime()
         self._tier = tier
+        self._ledger = ledger
         self._sequences = SequenceTable(
-            layout, policy, background_policy, sharing=sharing, tier=tier, times=self._times
+            layout,
+            policy,
+            background_policy,
+            sharing=sharing,
+            tier=tier,
+            times=self._times,
+            ledger=ledger,
         )
         self.counters = self._sequences.counters
         self._running = self._sequences.running
@@ -335,6 +347,8 @@ class Scheduler:
             raise ValueError(f"{len(result.tokens)} results for {len(decoding) + len(chunks)} rows")
         self._in_flight_batches.popleft()
         self._running.unwritten.difference_update(flight.fetched)
+        for node in flight.fetched:
+            self._running.written(node)
         self._resting = result.resting
         if result.experts is not None:
             self.counters.count_experts(result.experts)
@@ -352,6 +366,10 @@ class Scheduler:
             settle.row(sequence, index, row, result, deltas)
         if self._sequences.returning:
             self._sequences.committed(result.step)
+        if self._ledger is not None:
+            self._ledger.stepped()
+            self._ledger.follow(decoding)
+            self._ledger.follow([sequence for sequence, _ in chunks])
         return tuple(deltas)
 
     def take_fetches(self) -> list[PageFetch]:
@@ -479,6 +497,11 @@ class Scheduler:
     def adapters(self) -> tuple[set[str], set[str]]:
         """The digests of the adapters of running sequences, and of waiting ones."""
         return self._sequences.adapters()
+
+    def adopt(self) -> int:
+        """Put into the prefix cache what the ledger says that another engine has left in the pages. Returns
+        how many pages that is. Call it before anything else but `observe_cache`."""
+        return self._running.adopt()
 
     def observe_cache(self, observer: CacheObserver) -> None:
         """Set the observer of the prefix cache."""

@@ -8,6 +8,7 @@ from personae.engine.plan import FetchPage, MemoryLayout
 from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
 from personae.engine.scheduling.live import LiveSequence, SequenceState, StagedPages
+from personae.engine.scheduling.page_ledger import PageLedger
 from personae.engine.scheduling.regions import Region
 from personae.engine.scheduling.row_shares import RowShares
 from personae.engine.scheduling.running import RunningTable
@@ -68,6 +69,7 @@ class SequenceTable:
         sharing: bool = False,
         tier: TierIndex | None = None,
         times: StepTime | None = None,
+        ledger: PageLedger | None = None,
     ) -> None:
         self._layout = layout
         self.policy = policy
@@ -84,7 +86,7 @@ class SequenceTable:
         self.left_out: set[LiveSequence] = set()  # see RowShares
         self.counters = EngineCounters()
         self.sequences: dict[str, LiveSequence] = {}
-        self.running = RunningTable(layout, tier)
+        self.running = RunningTable(layout, tier, ledger)
         self._tier = tier
         self._times = times or StepTime()
         self.row_shares = RowShares(self._times)

@@ -78,6 +78,10 @@ class Runner(DeviceAdapters):
 
     def begin(self, plan: StepPlan, known: KnownTokens) -> PackedStep | None:
         """See Worker."""
+        if self.kv.file is not None:
+            for row in plan.rows:
+                if row.pages:
+                    self.kv.reach(max(row.pages))
         if plan.moves:
             self._move(plan.moves)
         self._tables.apply(plan)

@@ -12,6 +12,7 @@ import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -130,6 +131,67 @@ async def test_a_spare_process_goes_on_with_the_streams_of_one_that_was_killed(
         assert same(calm, disturbed)
         await soon(lambda: len(spares()) == 1, "there is a spare process again")
     assert not engine_cores()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the KV cache ends with its engine core")
+async def test_after_every_kill_the_streams_find_all_their_pages(
+    options, processes: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the engine core has 16 steps between two kills, each one leaves its pages."""
+    caplog.set_level("INFO", "personae.engine")
+    params = SamplingParams(max_tokens=200, temperature=1.0, seed=0, ignore_eos=True)
+    async with open_multi_process(options, max_restarts=20, spare=True) as engine_processes:
+        client = engine_processes.client
+        cards = client.models("default")
+        prompts = [tuple(random.Random(each).choices(range(4, VOCAB), k=30 + 7 * each)) for each in range(4)]
+        logs = [
+            SequenceLog(
+                f"long{number}",
+                prompt,
+                len(prompt),
+                replace(params, seed=number),
+                adapter=cards[name].adapter if name else None,
+                session="one" if number else None,
+                session_seconds=60.0 if number else 0.0,
+            )
+            for number, (prompt, name) in enumerate(zip(prompts, [*NAMES, NAMES[0]], strict=True))
+        ]
+        calm = await play_all(client, [[log] for log in logs])
+
+        def have_begun(played: dict[str, Played]) -> bool:
+            return sum(len(one.tokens) > 20 for one in played.values()) == len(logs)
+
+        for kills in range(1, 4):
+            await soon(lambda: len(engine_cores()) == 2, "there is a spare process")
+            again = [replace(log, id=f"{kills}{log.id}") for log in logs]
+            disturbed: dict[str, Played] = defaultdict(Played)
+            with anyio.fail_after(PATIENCE):
+                async with anyio.create_task_group() as tasks:
+                    for log in again:
+                        tasks.start_soon(play, client, [log], disturbed)
+                    await soon(partial(have_begun, disturbed), "all streams have brought tokens")
+                    before = client.stats().counters
+                    os.kill(processes[-1], signal.SIGKILL)
+            after = client.stats().counters
+            assert client.stats().restarts == kills
+            assert same(calm, {id[1:]: one for id, one in disturbed.items()})
+            looked_up = after.prefix_queries - before.prefix_queries
+            assert looked_up - (after.prefix_hits - before.prefix_hits) == len(logs), "a token of each"
+            assert looked_up > sum(len(log.tokens) + 20 for log in logs)
+    assert sum(line.endswith("pages of the KV cache are there already") for line in caplog.messages) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the KV cache ends with its engine core")
+async def test_an_engine_core_that_ended_by_itself_leaves_no_pages(
+    options, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "personae.engine")
+    async with faulty(options, "crash@30", tmp_path, spare=True) as engine_processes:
+        logs = mixed(engine_processes)
+        disturbed = await play_all(engine_processes.client, logs)
+        assert same(disturbed, await play_all(engine_processes.client, logs))
+        assert engine_processes.client.stats().restarts == 1
+    assert not [line for line in caplog.messages if "are there already" in line]
 
 
 async def test_a_spare_process_has_loaded_everything_before_it_is_needed(

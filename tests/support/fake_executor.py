@@ -178,6 +178,10 @@ class FakeExecutor:
         self.copied = 0
         self.computed = 0
 
+    def inherit(self, died: "FakeExecutor") -> None:
+        """Have the memory of pages of an executor that has died."""
+        self._cells = died._cells
+
     def __len__(self) -> int:
         return len(self._plans)
 

@@ -1,7 +1,9 @@
-"""Anything in any order: requests come and are cancelled, steps are planned up to four ahead, committed."""
+"""Anything in any order: requests come and are cancelled, steps are planned up to four ahead, committed. Now
+and then the engine dies, and the next one finds its pages."""
 
+import msgspec
 import pytest
-from fake_executor import Bench, FakeExecutor, make_log, solo
+from fake_executor import Bench, Brought, FakeExecutor, make_log, solo
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -17,6 +19,7 @@ from hypothesis.stateful import (
 from personae.engine.plan import MemoryLayout
 from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.scheduling.page_ledger import PageLedger, ledger_bytes
 from personae.engine.scheduling.pages import PagePool
 from personae.engine.scheduling.prefix import PrefixCache
 from personae.engine.scheduling.scheduler import Scheduler
@@ -85,8 +88,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now = 0
         self.owed = 0
         self.logs: dict[str, SequenceLog] = {}
-        scheduler = Scheduler(self.layout, policy(), overlap, sharing=sharing, drafts=drafts)
-        self.it = Bench(scheduler, FakeExecutor(self.layout, self.fails, self.defers, speculates=True), FAR)
+        self.memory = bytearray(ledger_bytes(pages, page_size))
+        self.before: dict[str, Brought] = {}
+
+        def scheduler() -> Scheduler:
+            ledger = None if regions > 1 else PageLedger(memoryview(self.memory), pages, page_size)
+            return Scheduler(self.layout, policy(), overlap, sharing=sharing, drafts=drafts, ledger=ledger)
+
+        self.scheduler = scheduler
+        self.it = Bench(scheduler(), self.executor(), FAR)
+        self.it.scheduler.adopt()
+
+    def executor(self) -> FakeExecutor:
+        return FakeExecutor(self.layout, self.fails, self.defers, speculates=True)
 
     @staticmethod
     def fails(log: SequenceLog, position: int) -> str | None:
@@ -200,7 +214,31 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(id=ids)
     def cancel(self, id):
-        self.it.cancel(id)
+        if id in self.it.brought:
+            self.it.cancel(id)
+
+    @rule(executed=st.integers(0, FAR))
+    def die(self, executed):
+        """The engine is killed with some steps executed of which nobody has heard. The next one has the same
+        memory, and gets all logs again."""
+        for _ in range(min(executed, len(self.it.executor))):
+            self.it.executor.execute()
+        died, self.it = self.it, Bench(self.scheduler(), self.executor(), self.it.depth)
+        self.it.executor.inherit(died.executor)
+        self.it.scheduler.adopt()
+        self.it.scheduler.tick(self.now)
+        self.lent, self.owed = [], 0
+        for id, brought in died.brought.items():
+            before = self.before.setdefault(id, Brought())
+            before.tokens += brought.tokens
+            before.logprobs += brought.logprobs
+            before.prompt_logprobs += brought.prompt_logprobs
+            before.finish, before.stop_token = brought.finish, brought.stop_token
+            # These would be delivered again.
+            before.cancelled = brought.cancelled or self.logs[id].params.prompt_logprobs is not None
+            if not before.ended:
+                tokens = (*self.logs[id].tokens, *before.tokens)
+                self.it.add(msgspec.structs.replace(self.logs[id], tokens=tokens))
 
     @precondition(lambda self: len(self.it.executor) < FAR)
     @rule()
@@ -234,8 +272,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.it.run()
         self.it.scheduler.tick(self.now + 100)
         assert not self.it.scheduler.sessions + self.it.scheduler.pages_kept
-        for id, brought in self.it.brought.items():
-            log = self.logs[id]
+        for id, log in self.logs.items():
+            before, after = self.before.get(id, Brought()), self.it.brought.get(id, Brought())
+            last = before if before.ended else after
+            brought = Brought(
+                before.tokens + after.tokens,
+                before.logprobs + after.logprobs,
+                before.prompt_logprobs + after.prompt_logprobs,
+                last.finish,
+                last.stop_token,
+                cancelled=last.cancelled,
+            )
             if log.prompt_length >= self.layout.max_model_len:
                 assert brought.cancelled or brought.finish == "error"
                 continue
