@@ -23,7 +23,7 @@ from personae.actors.draft_model import chosen_speculation, load_draft_model
 from personae.actors.kit.gc_tuning import spare_what_is_here
 from personae.actors.options import EngineOptions
 from personae.actors.rank_cores import shared_cores
-from personae.actors.rank_options import attention_ranks, expert_groups, two_batches
+from personae.actors.rank_options import attention_ranks, dist_library, expert_groups, two_batches
 from personae.actors.sizing import Sizes, choose_sizes
 from personae.actors.spec import EngineSpec, GrammarService, StepRunner
 from personae.actors.start_adapters import read_start_adapters
@@ -43,7 +43,6 @@ from personae.engine.object_stores import LMCACHE, MOONCAKE, AsyncObjects, reaso
 from personae.engine.packed_weights import PackedWeights, code_digest
 from personae.engine.page_file import PageFile, open_page_file
 from personae.engine.parallel.comm import ONE_RANK, Comm
-from personae.engine.parallel.messages import PoolSizes
 from personae.engine.parallel.process import preparation
 from personae.engine.parallel.ranks import Ranks
 from personae.engine.pipelined import PipelinedEngine
@@ -89,14 +88,13 @@ from personae.kernels.sizes import size_text
 from personae.kernels.triton import FP8_CAPABILITY, check_launcher
 from personae.lora.adapter import Adapter
 from personae.lora.bounds import AdapterBounds
-from personae.lora.copies import StreamCopies, pinned
+from personae.lora.copies import StreamCopies
 from personae.lora.fit import bounds_of_pool
-from personae.lora.library import AdapterFetcher, AdapterLibrary, Prepare
+from personae.lora.library import AdapterFetcher, AdapterLibrary
 from personae.lora.pool import LoraPool
 from personae.lora.shapes import LoraShapes
 from personae.lora.stored import KINDS
 from personae.lora.throttle import no_rest
-from personae.lora.writing import made_ready
 
 if TYPE_CHECKING:
     from personae.grammar.compiler import GrammarCompiler
@@ -176,7 +174,7 @@ def assemble(
     cards = _cards(options, checkpoint, adapters, model.quantization)
     stored = KINDS[model.dtype] if device.type == "cpu" and ranks is None else None
     known = {adapter.digest: folders[name] for name, adapter in adapters.items()}
-    prepare = _preparation(model)
+    prepare = preparation(model)
     library = AdapterLibrary(
         shapes, known, options.adapter_store, HOST_ADAPTER_BYTES, prepare, stored, fetcher
     )
@@ -192,7 +190,9 @@ def assemble(
         wait()
         if packed is not None:
             packed.settle()
-    sizes = choose_sizes(options, model, shared_shapes(model), adapters.values(), draft, device=device)
+    sizes = choose_sizes(
+        options, model, shared_shapes(model), adapters.values(), draft, device=device, others=ranks
+    )
     layout = sizes.layout
     phase("warm-up", 0, 0)
     numerics = NumericsClass(
@@ -388,6 +388,7 @@ def _instructions(device: torch.device, options: EngineOptions) -> str:
                 )
                 if size > 1
             ),
+            *(["gloo"] if options.dist_backend == "gloo" else []),  # ranks then run layer by layer
         ]
     )
 
@@ -448,7 +449,8 @@ class EngineBuilder:
             copies=StreamCopies() if on_gpu else None,
             memory=memory,
         )
-        captures = on_gpu and self.graphs and model.capturable
+        # Ranks would have to agree on each step's graph, and on when to give graphs up.
+        captures = on_gpu and self.graphs and model.capturable and self.ranks is None
         kv = KVCache(
             model.config.kv_specs,
             layout,
@@ -466,9 +468,9 @@ class EngineBuilder:
             graphs = DecodeGraphs(model, kv, pool, layout, capture, side_stream)
             prefill_graphs = PrefillGraphs(model, kv, pool, layout, capture, side_stream)
         runner = Runner(model, kv, layout, pool, self.read_adapter, graphs, prefill_graphs, self.tier)
+        others = [] if self.ranks is None else self.ranks.build(sizes.of_a_rank)
         if on_gpu:
-            warm_up(runner)
-        others = [] if self.ranks is None else self.ranks.build(_pool_sizes(sizes))
+            warm_up(runner)  # all ranks do, at the same time
         worker = as_one([runner, *others])
         engine = (
             StepEngine(worker, self.retokenizer)
@@ -494,19 +496,6 @@ class EngineBuilder:
             kv.reader = states = HeadStates(self.draft, layout)
             return HeadProposer(self.draft, states, layout)
         return DraftModel(self.draft, layout, self.model.config.vocab_size)
-
-
-def _pool_sizes(sizes: Sizes) -> PoolSizes:
-    """The sizes as the ranks get them."""
-    kv_dtype = str(sizes.kv_dtype).removeprefix("torch.")
-    return PoolSizes(sizes.layout, kv_dtype, sizes.ranks, sizes.spare_ranks, sizes.max_adapters)
-
-
-def _preparation(model: Decoder) -> Prepare:
-    """The function that prepares an adapter after it is read and before it is kept on the host."""
-    if model.device.type == "cuda":
-        return partial(made_ready, dtype=model.dtype, host=pinned)
-    return preparation(model)
 
 
 def _texts(checkpoint: Checkpoint, vocab_size: int) -> tuple[Tokenizer, Vocabulary]:
@@ -615,8 +604,9 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
     if size * stages == 1:
         return None
     option = f"--tensor-parallel-size {size}" if size > 1 else f"--pipeline-parallel-size {stages}"
-    if device.type != "cpu":
-        raise LoadError(f"{option} works on a CPU only so far; use --device cpu.")
+    library = dist_library(options, device)
+    if options.far_stages is not None and (library is not None or device.type != "cpu"):
+        raise LoadError(f"{option} on several nodes works on CPUs with shared memory only so far.")
     if sys.platform == "win32":
         raise LoadError(f"{option} does not work on Windows.")
     if options.draft_model is not None:
@@ -644,6 +634,8 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         max_position=options.max_model_len,
         threads=torch.get_num_threads(),
         far=options.far_stages,
+        device=device,
+        library=library,
     )
 
 

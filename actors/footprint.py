@@ -12,7 +12,7 @@ import torch
 from personae.actors.adapter_folders import adapter_folders
 from personae.actors.options import EngineOptions
 from personae.actors.rank_cores import shared_cores
-from personae.actors.rank_options import attention_ranks, expert_groups
+from personae.actors.rank_options import attention_ranks, dist_library, expert_groups
 from personae.actors.sizing import choose_sizes
 from personae.actors.start_adapters import read_start_adapters
 from personae.engine.checkpoints import open_checkpoint
@@ -82,6 +82,7 @@ def footprint(options: EngineOptions, device: torch.device) -> Footprint:
     described = describe(checkpoint, device=device, dtype=options.dtype, quantize=options.quantize)
     size, stages = options.tensor_parallel_size, options.pipeline_parallel_size
     groups, attention = expert_groups(options), attention_ranks(options)
+    dist_library(options, device)  # which refuses what the device does not have
     comm = Unconnected(0, size, 0, stages, groups, attention_ranks=attention)
     decoders = list(described.decoders(comm))
     _, decoder = decoders[0]
@@ -117,9 +118,15 @@ def footprint(options: EngineOptions, device: torch.device) -> Footprint:
         adapters=len(adapters),
         adapter_ranks=sizes.ranks,
         adapter_bytes=sizes.pool_bytes * size,
-        free_bytes=free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0],
+        free_bytes=free_memory() if device.type == "cpu" else _free_on_gpus(device, size * stages),
         warning=shared_cores(options),
     )
+
+
+def _free_on_gpus(device: torch.device, ranks: int) -> int:
+    """What is free on the GPUs of so many ranks."""
+    devices = [device] if ranks == 1 else [torch.device("cuda", number) for number in range(ranks)]
+    return sum(torch.cuda.mem_get_info(each)[0] for each in devices)
 
 
 def _set_fingerprints(decoder: Decoder, stored: Mapping[str, StoredTensor], *, read: bool) -> None:

@@ -145,8 +145,8 @@ class ModelOptions:
     tensor_parallel_size: Annotated[
         int,
         OptionInfo(
-            "Share the model between this many processes of the machine, on a CPU: each has a part of every "
-            "layer.",
+            "Share the model between this many processes of the machine: each has a part of every layer. On "
+            "GPUs each process has a GPU.",
             min=1,
             max=64,
             metavar="RANKS",
@@ -210,13 +210,20 @@ class ModelOptions:
     pipeline_parallel_size: Annotated[
         int,
         OptionInfo(
-            "Divide the layers among this many stages, on a CPU: each is a process, or with "
-            "--tensor-parallel-size as many.",
+            "Divide the layers among this many stages: each is a process, or with --tensor-parallel-size as "
+            "many. On GPUs each process has a GPU.",
             min=1,
             max=64,
             metavar="STAGES",
         ),
     ] = 1
+    dist_backend: Annotated[
+        Literal["auto", "shared-memory", "gloo", "nccl"],
+        OptionInfo(
+            "What carries what those processes give each other while they compute. auto: shared memory on a "
+            "CPU, NCCL on GPUs. gloo is for tests, and slower.",
+        ),
+    ] = "auto"
     quantize: Annotated[
         str | None,
         OptionInfo(
@@ -405,7 +412,7 @@ class ClusterOptions:
             "With --ray: GPUs of a node that an engine takes.",
             min=0,
             metavar="GPUS",
-            unset="1 with --device cuda, else 0",
+            unset="1 for each rank with --device cuda, else 0",
         ),
     ] = None
     cpus_per_replica: Annotated[

@@ -11,8 +11,11 @@ from personae.actors.options import EngineOptions
 from personae.engine.heads.head import Head
 from personae.engine.kv import KVCache, pages_of_a_run
 from personae.engine.models.decoder import Decoder
+from personae.engine.parallel.comm import ONE_RANK, Comm
+from personae.engine.parallel.messages import PoolSizes
+from personae.engine.parallel.ranks import Ranks
 from personae.engine.plan import MemoryLayout
-from personae.engine.worker.profiling import step_bytes
+from personae.engine.worker.profiling import GpuMemory, measured, step_bytes
 from personae.errors import LoadError
 from personae.kernels.cgroup import free_memory, main_memory
 from personae.kernels.memory import granule_of
@@ -49,9 +52,19 @@ class Sizes:
     pool_bytes: int
 
     @property
+    def of_a_rank(self) -> PoolSizes:
+        """The sizes as the ranks get them."""
+        return _of_a_rank(self.layout, self.kv_dtype, self.ranks, self.spare_ranks)
+
+    @property
     def max_adapters(self) -> int:
         """How many adapters fit at most, if all have the smallest rank."""
-        return max((self.ranks + self.spare_ranks) // RANK_PAGE, 1)
+        return self.of_a_rank.max_adapters
+
+
+def _of_a_rank(layout: MemoryLayout, kv_dtype: torch.dtype, ranks: int, spare: int) -> PoolSizes:
+    name = str(kv_dtype).removeprefix("torch.")
+    return PoolSizes(layout, name, ranks, spare, max((ranks + spare) // RANK_PAGE, 1))
 
 
 def choose_sizes(
@@ -63,11 +76,14 @@ def choose_sizes(
     *,
     device: torch.device,
     loaded: bool = True,
+    others: Ranks | None = None,
 ) -> Sizes:
     """Choose the sizes for a model on its device and the adapters that it serves from the start. `shapes`:
     see `shared_shapes`. A page of
     the cache has a part for the model and one for the `draft` model or head. `loaded`: the device has the
     weights. If not, a GPU's memory for a step is not measured, and what the weights need is left free.
+    `others`: the other ranks of the model. On GPUs all measure their own, and the one with the least room
+    decides.
 
     Raises LoadError, with the option to change, if the memory is too small.
     """
@@ -77,14 +93,18 @@ def choose_sizes(
     draft_bytes = 0 if draft is None else _draft_bytes(draft, page_size)
     ranks = _ranks(options, adapters, shapes, model.dtype, model.comm.size)
     granule = granule_of(device)
-    lent = None if model.comm.attention_ranks else granule  # ranks have other pages, and the same adapters
+    comm, on_gpu = model.comm, device.type == "cuda"
+    fixed = comm.attention_ranks or (on_gpu and comm.size * comm.stages > 1)
+    lent = None if fixed else granule  # ranks have other pages, and the same adapters
     own = pool_bytes(shapes, ranks, model.dtype, granule or 0)
     # Adapters may have as much again in addition to their ranks: see LoraPool.
     reserved = own + pool_bytes(shapes, ranks, model.dtype)
-    profile = partial(_step_bytes, options, model, shapes, kv_dtype, ranks)
+    measure = partial(_measured, options, model, shapes, kv_dtype, ranks, others)
     if not loaded:
-        profile = partial(_weight_bytes, model)
-    layout = _layout(options, model, device, page_size, page_bytes, draft_bytes, reserved, lent, profile)
+        measure = partial(_without_weights, model, device)
+    layout = _layout(
+        options, model, device, kv_dtype, page_size, page_bytes, draft_bytes, reserved, lent, measure
+    )
     spare = _spare_ranks(shapes, model.dtype, ranks, layout.lendable * page_bytes)
     return Sizes(layout, kv_dtype, page_bytes, ranks, spare, own)
 
@@ -113,16 +133,17 @@ def _layout(
     options: EngineOptions,
     model: Decoder,
     device: torch.device,
+    kv_dtype: torch.dtype,
     page_size: int,
     page_bytes: int,
     draft_bytes: int,
     reserved: int,
     granule: int | None,
-    profile: Callable[[MemoryLayout], int],
+    measure: Callable[[MemoryLayout], list[GpuMemory]],
 ) -> MemoryLayout:
     """Choose what fits next to `reserved` bytes of adapters. A page has `page_bytes` of the model, which can
-    be lent, and `draft_bytes` of the draft model. `granule`: see `granule_of`. `profile`: the
-    bytes that a step of a layout takes on a GPU."""
+    be lent, and `draft_bytes` of the draft model. `granule`: see `granule_of`. `measure`: the GPUs of all
+    ranks, and what a step of a layout takes there."""
     on_cpu = device.type == "cpu"
     max_seqs = options.max_seqs or (64 if on_cpu else 256)
     largest = MemoryLayout(
@@ -136,10 +157,12 @@ def _layout(
     if on_cpu:
         memory, source = _host_memory(options)
     else:
-        memory, source = _device_memory(options, reserved, partial(profile, largest))
+        memory, source = _device_memory(options, reserved, model.comm, measure(largest))
     regions = model.comm.attention_ranks or 1
-    # All ranks that have pages share the memory.
+    # All ranks that have pages share a machine's memory. Each has a GPU's to itself.
     whole_page = (page_bytes + draft_bytes) * (model.comm.attention_ranks or model.comm.size)
+    if not on_cpu:
+        whole_page = _page_of_a_stage(model, page_bytes, page_size, kv_dtype) + draft_bytes
     num_pages = memory // whole_page
     length = _longest(
         options.max_model_len, model.config.max_position, num_pages, page_size, whole_page, source
@@ -177,18 +200,33 @@ def _host_memory(options: EngineOptions) -> tuple[int, str]:
     return options.kv_memory or default, "--kv-memory"
 
 
-def _device_memory(options: EngineOptions, reserved: int, profile: Callable[[], int]) -> tuple[int, str]:
-    """The bytes of the KV cache on a GPU, and the source of that number for messages."""
+def _page_of_a_stage(model: Decoder, page_bytes: int, page_size: int, kv_dtype: torch.dtype) -> int:
+    """What a page takes on a rank, of `page_bytes` in all stages: in the stage where it takes the most."""
+    stages = model.comm.stages
+    if stages == 1:
+        return page_bytes
+    specs = [model.shared.of_stage(stage, stages).kv_specs for stage in range(stages)]
+    return max(KVCache.bytes_per_page(each, page_size, kv_dtype) for each in specs)
+
+
+def _device_memory(
+    options: EngineOptions, reserved: int, comm: Comm, found: list[GpuMemory]
+) -> tuple[int, str]:
+    """The bytes of the KV cache on each GPU, and the source of that number for messages. `found`: the GPU of
+    each rank; the one with the least room decides."""
+
+    def unused(gpu: GpuMemory) -> int:
+        return int(gpu.total * (1 - options.gpu_memory_utilization))
+
     if options.kv_memory:
-        free, _ = torch.cuda.mem_get_info()
-        memory, source = options.kv_memory, "--kv-memory"
+        free = min(gpu.free for gpu in found)
+        memory, source = options.kv_memory // (comm.size * comm.stages), "--kv-memory"
     else:
-        step = profile()
-        free, total = torch.cuda.mem_get_info()
-        unused = int(total * (1 - options.gpu_memory_utilization))
-        memory = max(free - unused - step - reserved, 0)
+        least = min(found, key=lambda gpu: gpu.free - unused(gpu) - gpu.step)
+        free, step = least.free, least.step
+        memory = max(free - unused(least) - step - reserved, 0)
         source = (
-            f"The GPU ({size_text(max(free - unused, 0))} of --gpu-memory-utilization "
+            f"The GPU ({size_text(max(free - unused(least), 0))} of --gpu-memory-utilization "
             f"{options.gpu_memory_utilization:g} free besides the weights, {size_text(step, needed=True)} "
             "of them for a step)"
         )
@@ -199,6 +237,29 @@ def _device_memory(options: EngineOptions, reserved: int, profile: Callable[[], 
             f"{size_text(reserved, needed=True)} of adapters (twice --adapter-memory)."
         )
     return memory, source
+
+
+def _measured(
+    options: EngineOptions,
+    model: Decoder,
+    shapes: LoraShapes,
+    kv_dtype: torch.dtype,
+    ranks: int,
+    others: Ranks | None,
+    layout: MemoryLayout,
+) -> list[GpuMemory]:
+    """The GPU of each rank. What a step takes is measured only if it decides."""
+    if options.kv_memory:
+        own, sizes = partial(measured, model.device, lambda: 0), None
+    else:
+        step = partial(_step_bytes, options, model, shapes, kv_dtype, ranks, layout)
+        own, sizes = partial(measured, model.device, step), _of_a_rank(layout, kv_dtype, ranks, 0)
+    return [own()] if others is None else others.measured(sizes, own)
+
+
+def _without_weights(model: Decoder, device: torch.device, _layout: MemoryLayout) -> list[GpuMemory]:
+    """The GPU, with what the weights take that are not loaded yet."""
+    return [measured(device, lambda: model.nbytes)]
 
 
 def _step_bytes(
@@ -219,7 +280,7 @@ def _step_bytes(
             kv_dtype,
             ranks=ranks,
             max_adapters=max(ranks // RANK_PAGE, 1),
-            graphs=options.cuda_graphs and model.capturable,
+            graphs=options.cuda_graphs and model.capturable and model.comm is ONE_RANK,
         )
     except torch.OutOfMemoryError:
         raise LoadError(
@@ -227,11 +288,6 @@ def _step_bytes(
             f"{layout.max_batch_tokens} tokens (--max-batch-tokens) and {layout.max_seqs} sequences "
             "(--max-seqs)."
         ) from None
-
-
-def _weight_bytes(model: Decoder, _layout: MemoryLayout) -> int:
-    """What the weights take that are not loaded yet."""
-    return model.nbytes
 
 
 def _longest(

@@ -125,7 +125,8 @@ def load_model(
     """
     described = describe(checkpoint or open_checkpoint(path), device=device, dtype=dtype, quantize=quantize)
     size = described.nbytes(comm)
-    _check_memory(described, size, device, quantize)
+    own = size if device.type == "cpu" else described.decoder(comm).nbytes  # a rank has a GPU to itself
+    _check_memory(described, own, device, quantize)
     config, stored, numerics = described.config, described.stored, described.numerics
     decoder = Decoder(
         config,
@@ -236,7 +237,7 @@ def _for_this_processor(described: Described, device: torch.device) -> Described
 
 
 def _check_memory(described: Described, size: int, device: torch.device, quantize: str | None) -> None:
-    """Compares the memory that the weights of all ranks need, `size`, with the free memory, before any is
+    """Compares the memory that the weights need on the device, `size`, with the free memory, before any is
     allocated."""
     free = free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     if free is None or size <= free:

@@ -4,8 +4,9 @@
 
 A size is the number of ranks that share each layer. 2x3 has three stages of two ranks each, and 4e2 has two
 groups of experts among four ranks. 2a2 has attention for sequences of its own on both ranks, and 2a1 on one,
-with the MLPs on the other. With an h at the end, as in 2a1h, the halves of a step take turns. A size that
-ends with ! has one step in the stages at a time, to compare.
+with the MLPs on the other. With an h at the end, as in 2a1h, the halves of a step take turns. With a g, as in
+2g, gloo carries what ranks exchange. A size that ends with ! has one step in the stages at a time, to
+compare.
 For each size the program assembles an engine as a server does, and plays one batch: the base and every
 adapter, 64 greedy tokens and 64 drawn ones each; with `--copies` so many times, with other prompts. The
 tokens must be those of one process in float32; in
@@ -83,9 +84,9 @@ class Engine:
 
 def sizes_of(text: str) -> dict[str, Any]:
     """The options of a size such as 2, 1x2, 4e2 or 2a1h."""
-    found = re.fullmatch(r"(\d+)(?:x(\d+))?(?:e(\d+))?(?:a(\d+))?(h?)!?", text)
+    found = re.fullmatch(r"(\d+)(?:x(\d+))?(?:e(\d+))?(?:a(\d+))?(h?)(g?)!?", text)
     if found is None:
-        raise ValueError(f"{text!r} is not a size such as 2, 1x2, 1x2!, 4e2, 2a1 or 2h")
+        raise ValueError(f"{text!r} is not a size such as 2, 1x2, 1x2!, 4e2, 2a1, 2h or 2g")
     ranks, stages, groups = (int(size or 1) for size in found.group(1, 2, 3))
     attention = int(found[4] or 0)
     return {
@@ -95,6 +96,7 @@ def sizes_of(text: str) -> dict[str, Any]:
         "enable_dp_attention": attention > 0,
         "attention_ranks": attention if 0 < attention < ranks else None,
         "enable_two_batch_overlap": bool(found[5]),
+        "dist_backend": "gloo" if found[6] else "auto",
     }
 
 

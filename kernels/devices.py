@@ -1,6 +1,7 @@
 """Counts the GPUs without loading torch."""
 
 import ctypes
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,12 @@ def cuda_devices() -> int:
     """The number of GPUs that torch would use, without those hidden by CUDA_VISIBLE_DEVICES; 0 if torch has
     no CUDA."""
     return _counted() if _torch_has_cuda() else 0
+
+
+def visible_devices() -> list[str]:
+    """The GPUs that torch would use, each as CUDA_VISIBLE_DEVICES has it."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(index) for index in range(cuda_devices())]
 
 
 def _counted() -> int:

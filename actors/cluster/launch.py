@@ -59,10 +59,10 @@ async def open_cluster(
     source = await to_thread.run_sync(_source, options)
     weights = await to_thread.run_sync(_weights, options)
     draft = options.draft_model
+    ranks, stages = options.tensor_parallel_size, options.pipeline_parallel_size
     gpus = cluster.gpus_per_replica
     if gpus is None:
-        gpus = 1.0 if options.device == "cuda" else 0.0
-    ranks, stages = options.tensor_parallel_size, options.pipeline_parallel_size
+        gpus = float(ranks * stages) if options.device == "cuda" else 0.0
     cpus = float(ranks * stages) if cluster.cpus_per_replica is None else cluster.cpus_per_replica
     terms = Contact(
         cache=None if cluster.adapter_cache is None else str(cluster.adapter_cache),

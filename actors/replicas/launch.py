@@ -48,7 +48,7 @@ from personae.engine.scheduling.fairness import FairnessPolicy, VirtualTokenCoun
 from personae.engine.tokens import Tokenizer
 from personae.errors import LoadError, StartFailed
 from personae.kernels.cgroup import usable_cores
-from personae.kernels.devices import cuda_devices
+from personae.kernels.devices import cuda_devices, visible_devices
 
 SILENCE_SECONDS = 3.0  # how long an engine core may be silent before its streams move
 MAX_LIVE = 4096  # sequences per replica
@@ -131,18 +131,20 @@ async def _page_folder(options: EngineOptions) -> AsyncIterator[Path | None]:
 
 
 def shares(options: EngineOptions, count: int) -> list[dict[str, str]]:
-    """Return the environment of each engine's process: its GPU, or its number of threads. Raises LoadError if
-    there are fewer GPUs than engines."""
+    """Return the environment of each engine's process: its GPUs, one for each of its ranks, or its number of
+    threads. Raises LoadError if there are fewer GPUs than that."""
+    ranks = options.tensor_parallel_size * options.pipeline_parallel_size
     on_gpu = options.device == "cuda" or (options.device == "auto" and cuda_devices() > 0)
     if on_gpu:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        devices = visible.split(",") if visible else [str(index) for index in range(cuda_devices())]
-        if len(devices) < count:
-            raise LoadError(f"--replicas {count} needs {count} GPUs; there are {len(devices)}.")
-        return [{"CUDA_VISIBLE_DEVICES": device} for device in devices[:count]]
+        devices = visible_devices()
+        if len(devices) < count * ranks:
+            raise LoadError(f"--replicas {count} needs {count * ranks} GPUs; there are {len(devices)}.")
+        return [
+            {"CUDA_VISIBLE_DEVICES": ",".join(devices[number * ranks : (number + 1) * ranks])}
+            for number in range(count)
+        ]
     if "OMP_NUM_THREADS" in os.environ:
         return [{}] * count
-    ranks = options.tensor_parallel_size * options.pipeline_parallel_size
     threads = max(int(usable_cores() / count / ranks), 1)
     return [{"OMP_NUM_THREADS": str(threads)}] * count
 

@@ -463,7 +463,8 @@ class Decoder:
         On a later stage: nothing, [T, 0].
         """
         pipeline = self._pipeline
-        hidden = torch.empty(len(tokens), 0 if pipeline.stage else self.config.hidden_size, dtype=self.dtype)
+        width = 0 if pipeline.stage else self.config.hidden_size
+        hidden = torch.empty(len(tokens), width, dtype=self.dtype, device=self.device)
         arrival = None if pipeline.stage else pipeline.begin_receive(hidden)
         last = pipeline.stage == pipeline.stages - 1
         for part in parts:
@@ -481,7 +482,8 @@ class Decoder:
             embedded = self._changed(self._embed(tokens), tokens, lora)
             return embedded.clone() if with_embedded else embedded, embedded
         size = hidden if self.streams is None else hidden * self.streams.count
-        x = torch.empty(len(tokens), size + hidden * with_embedded, dtype=self.dtype)
+        width = size + hidden * with_embedded
+        x = torch.empty(len(tokens), width, dtype=self.dtype, device=self.device)
         self._pipeline.receive(x)
         return (x[:, :size].contiguous(), x[:, size:]) if with_embedded else (x, x)
 
@@ -604,7 +606,7 @@ class Decoder:
         """Rows of `forward`'s result [S, hidden_size] -> [S, vocab_size] float32, valid until the next call.
         A later stage has no logits: [S, 0]. `logit_mask`: see `FusedDecoder.logits`."""
         if self.comm.stage:
-            return torch.empty(len(hidden), 0)
+            return torch.empty(len(hidden), 0, device=self.device)
         if self._fused is not None:
             if self.comm.size == 1:
                 logits = self._fused.logits(hidden, logit_mask)

@@ -1,4 +1,5 @@
-"""What the ranks of one model exchange while they compute: sums and parts, in shared memory.
+"""What the ranks of one model exchange while they compute: sums and parts, in shared memory on a CPU.
+`process_groups.py` has the same for GPUs.
 
 Ranks share each layer (tensor parallelism), or have different layers (pipeline parallelism, `pipeline.py`),
 or both: then each stage of the pipeline has as many ranks, which share its layers.
@@ -163,6 +164,15 @@ def kinds(size: int, attention_ranks: int) -> list[range]:
     return [range(attention_ranks), range(attention_ranks, size)]
 
 
+def subgroups(rank: int, size: int, expert_groups: ExpertGroups, attention_ranks: int) -> tuple[range, range]:
+    """The ranks that have other parts of the same blocks as this one, and those that have other parts of its
+    experts, this one included."""
+    [kind] = [kind for kind in kinds(size, attention_ranks) if rank in kind]
+    each = max(len(kind) // expert_groups.number, 1)
+    first = rank - (rank - kind.start) % each
+    return kind, range(first, first + each)
+
+
 class OwnRows(OneRank):
     """What blocks that ranks share exchange where some have sequences of their own: the tokens of all come
     in, and each rank gets the sum for its own tokens. `inner`: what the ranks exchange otherwise.
@@ -264,7 +274,7 @@ class Parts:
             part = flat[start : start + step]
             slots = self._exchange(part, first=not start)
             count = part.numel()
-            _add_up([slot[:count] for slot in slots], part)
+            add_up([slot[:count] for slot in slots], part)
         return whole
 
     def all_gather(self, x: Tensor, widths: list[int]) -> Tensor:
@@ -305,7 +315,7 @@ class Parts:
             low, high = (min(max(bound - start, 0), min(step, total - start)) for bound in (first, last))
             slots = self._exchange(part[:low], (high, part[high:]), first=not start)
             parts = [part[low:high] if giver == self.rank else slots[giver][low:high] for giver in givers]
-            _add_up(parts, found.view(-1)[start + low - first : start + high - first])
+            add_up(parts, found.view(-1)[start + low - first : start + high - first])
         return found
 
     def _exchange(
@@ -373,10 +383,7 @@ class SharedMemory(Parts):
     ) -> None:
         super().__init__(rank, range(size), check, TwoBatches() if two_batches else None)
         self.expert_groups, self.attention_ranks = expert_groups, attention_ranks
-        [kind] = [kind for kind in kinds(size, attention_ranks) if rank in kind]
-        each = max(len(kind) // expert_groups.number, 1)
-        first = rank - (rank - kind.start) % each
-        group = range(first, first + each)
+        kind, group = subgroups(rank, size, expert_groups, attention_ranks)
         self._some = [Parts(rank, members, check) for members in (kind, group)]
         self.sharing: Collectives = self if len(kind) == size else _unless_alone(self._some[0])
         self.group: Collectives = self.sharing if len(group) == len(kind) else _unless_alone(self._some[1])
@@ -396,7 +403,7 @@ def _unless_alone(parts: Parts) -> Collectives:
     return parts if parts.size > 1 else ONE_RANK
 
 
-def _add_up(parts: list[Tensor], into: Tensor) -> None:
+def add_up(parts: list[Tensor], into: Tensor) -> None:
     """The sum of parts in their order, rounded once to their dtype."""
     if len(parts) == 1:
         into.copy_(parts[0])

@@ -6,14 +6,17 @@ import msgspec
 
 from personae.engine.parallel.expert_placement import ExpertGroups, Placement
 from personae.engine.parallel.far_stages import FarLinks
+from personae.engine.parallel.process_groups import Library
 from personae.engine.plan import MemoryLayout, StepPlan
 from personae.lora.source import AdapterSource
 
 
 class StartRank(msgspec.Struct, frozen=True):
     """Load this rank's part of a model. The first fields are those of its `Comm`, the others of
-    `load_model`. `version`: of the first rank's Personae. `weights`: the digest of the model's files as the
-    first rank sees them. `links`: how it connects to stages on other machines."""
+    `load_model`. `device`: the type of this rank's, cpu or cuda. `version`: of the first rank's Personae.
+    `weights`: the digest of the model's files as the first rank sees them. `links`: how it connects to stages
+    on other machines. `library`: what carries what ranks exchange, None for shared memory; `store`: the port
+    where they find each other then."""
 
     rank: int
     size: int
@@ -22,6 +25,7 @@ class StartRank(msgspec.Struct, frozen=True):
     expert_groups: ExpertGroups
     attention_ranks: int
     two_batches: bool
+    device: str
     version: str
     model: str
     weights: str
@@ -29,6 +33,8 @@ class StartRank(msgspec.Struct, frozen=True):
     quantize: str | None
     max_position: int | None
     links: FarLinks | None = None
+    library: Library | None = None
+    store: int = 0
 
 
 class RankLoaded(msgspec.Struct, frozen=True):
@@ -46,6 +52,13 @@ class PoolSizes(msgspec.Struct, frozen=True):
     ranks: int
     spare_ranks: int
     max_adapters: int
+
+
+class MeasureDevice(msgspec.Struct, frozen=True, tag=True):
+    """Measure this rank's device, at the same time as all others: see `measured`. The answer is its
+    `GpuMemory`. `sizes`: None to run no step."""
+
+    sizes: PoolSizes | None
 
 
 class Build(msgspec.Struct, frozen=True, tag=True):
@@ -143,7 +156,8 @@ class PlaceExperts(msgspec.Struct, frozen=True, tag=True):
 
 
 ToRank = (
-    Build
+    MeasureDevice
+    | Build
     | Begin
     | RunForward
     | Logits

@@ -8,6 +8,8 @@ without stages.
 Where several ranks share the layers of a stage, each has the whole hidden states, and sends them to the rank
 with its own number in the next stage.
 
+The hidden states go through sockets. From and to a GPU they go through the host's memory.
+
 Several steps are in the stages at the same time, and a large step goes through them in parts. So stage 0
 computes and sends while earlier ones come back: a thread takes these in. Then no stage waits for ever to
 send.
@@ -81,7 +83,7 @@ class Pipeline:
 
     def send(self, x: Tensor) -> None:
         """Give the hidden states [T, H] of a step to the next stage; the last stage gives them to stage 0."""
-        content = _bytes_of(x.contiguous())
+        content = _bytes_of(x.contiguous().cpu())
         self.sent += len(content)
         try:
             self._after.sendall(content)
@@ -90,19 +92,21 @@ class Pipeline:
 
     def receive(self, x: Tensor) -> None:
         """Fill x [T, H] with what the stage before sends."""
-        _fill(_bytes_of(x), self._before, self._ended)
+        _fill(x, self._before, self._ended)
 
     def begin_receive(self, x: Tensor) -> Future[None]:
         """Begin to fill x [T, H] with what the stage before sends, after what was asked for earlier. The
         future is done when it is filled."""
-        return self._receiver.submit(_fill, _bytes_of(x), self._before, self._ended)
+        return self._receiver.submit(_fill, x, self._before, self._ended)
 
 
 def _bytes_of(x: Tensor) -> memoryview:
     return x.view(-1).view(torch.uint8).numpy().data
 
 
-def _fill(rest: memoryview, before: socket, ended: Callable[[], NoReturn]) -> None:
+def _fill(x: Tensor, before: socket, ended: Callable[[], NoReturn]) -> None:
+    host = x if x.device.type == "cpu" else torch.empty(x.shape, dtype=x.dtype)
+    rest = _bytes_of(host)
     while rest:
         try:
             count = before.recv_into(rest)
@@ -111,6 +115,8 @@ def _fill(rest: memoryview, before: socket, ended: Callable[[], NoReturn]) -> No
         if not count:
             ended()
         rest = rest[count:]
+    if host is not x:
+        x.copy_(host)
 
 
 def _close(neighbours: Neighbours) -> None:

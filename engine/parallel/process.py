@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from socket import socket
 from ssl import SSLError
+from threading import Thread
 from typing import Never, NoReturn
 
 import msgspec
@@ -47,9 +49,11 @@ from personae.engine.parallel.messages import (
     Discard,
     LoadAdapter,
     Logits,
+    MeasureDevice,
     NextPiece,
     OpenPieces,
     PlaceExperts,
+    PoolSizes,
     PromptLogits,
     RankLoaded,
     Release,
@@ -61,21 +65,26 @@ from personae.engine.parallel.messages import (
     encode,
 )
 from personae.engine.parallel.pipeline import Neighbours, Pipeline
+from personae.engine.parallel.process_groups import ProcessGroups, open_store
 from personae.engine.worker.known import Guess, Ints, KnownTokens
+from personae.engine.worker.profiling import GpuMemory, measured, step_bytes
 from personae.engine.worker.runner import Runner
+from personae.engine.worker.warm_up import warm_up
 from personae.engine.worker.worker import AdapterTicket, ExpertMemory, Forward, HiddenStates, PackedStep
 from personae.errors import AdapterError, LoadError, ModelLoadError, Overloaded
 from personae.kernels.malloc import give_back_freed
 from personae.kernels.memory import memory_of
 from personae.lora.adapter import Adapter
+from personae.lora.copies import StreamCopies, pinned
 from personae.lora.library import AdapterLibrary, Prepare
 from personae.lora.pool import LoraPool
 from personae.lora.shards import of_layers, of_modules, sharded
 from personae.lora.source import AdapterSource
 from personae.lora.stacking import stacked
 from personae.lora.throttle import Rest
+from personae.lora.writing import made_ready
 
-CPU = torch.device("cpu")
+_CHECK_SECONDS = 0.05
 
 
 def preparation(model: Decoder) -> Prepare:
@@ -94,6 +103,8 @@ def preparation(model: Decoder) -> Prepare:
             part = of_modules(part, modules)
         if comm.stages > 1:
             part = of_layers(part, layers, vocabulary=comm.stage == 0)
+        if model.device.type == "cuda":
+            return made_ready(part, model.dtype, pinned, rest)
         return stacked(part, config.layers, model.dtype, rest)
 
     return prepare
@@ -154,7 +165,8 @@ class RankServer:
                 assert self._forward is not None
                 self._runner.prompt_logits(self._forward, slot, first, count)
             case Commit(slots=slots, tokens=tokens):
-                self._runner.commit(torch.tensor(slots), torch.tensor(tokens))
+                at = self._model.device
+                self._runner.commit(torch.tensor(slots, device=at), torch.tensor(tokens, device=at))
             case PlaceExperts(layer=layer, placement=placement):
                 self._experts.place(layer, placement)
             case _:
@@ -167,6 +179,9 @@ class RankServer:
 
     def _answer(self, message: ToRank) -> None:
         """Do what has an answer. An error that the first rank has too is one."""
+        if isinstance(message, MeasureDevice):
+            self._connection.send_bytes(encode(Answer(_measured(self._model, message.sizes))))
+            return
         try:
             answer = Answer(self._call(message))
         except (AdapterError, ModelLoadError, Overloaded) as error:
@@ -229,30 +244,53 @@ def _folders(source: AdapterSource, files: tuple[dict[str, bytes], ...] | None) 
         yield AdapterSource(tuple(map(str, folders)))
 
 
+def _measured(model: Decoder, sizes: PoolSizes | None) -> GpuMemory:
+    """See MeasureDevice."""
+
+    def step() -> int:
+        if sizes is None:
+            return 0
+        return step_bytes(
+            model,
+            rank_shapes(model),
+            sizes.layout,
+            getattr(torch, sizes.kv_dtype),
+            ranks=sizes.ranks,
+            max_adapters=sizes.max_adapters,
+            graphs=False,
+        )
+
+    return measured(model.device, step)
+
+
 def _runner(model: Decoder, build: Build) -> Runner:
-    """A runner with empty caches."""
-    sizes, memory, dtype = build.sizes, memory_of(CPU, 0), getattr(torch, build.sizes.kv_dtype)
+    """A runner with empty caches. On a GPU it has compiled its kernels."""
+    device, on_gpu = model.device, model.device.type == "cuda"
+    sizes, memory, dtype = build.sizes, memory_of(device, 0), getattr(torch, build.sizes.kv_dtype)
     pool = LoraPool(
         rank_shapes(model),
         capacity_rows=pool_rows(model, sizes.ranks),
         max_adapters=sizes.max_adapters,
         dtype=model.dtype,
-        device=CPU,
+        device=device,
         base=DecoderBaseWeights(model),
         spare_rows=sizes.spare_ranks,
+        copies=StreamCopies() if on_gpu else None,
         memory=memory,
     )
-    kv = KVCache(model.config.kv_specs, sizes.layout, dtype, CPU, memory=memory)
+    kv = KVCache(model.config.kv_specs, sizes.layout, dtype, device, memory=memory)
     library = AdapterLibrary(lora_shapes(model), {}, None, 0, preparation(model))
-    return Runner(model, kv, sizes.layout, pool, library.take)
+    runner = Runner(model, kv, sizes.layout, pool, library.take)
+    if on_gpu:
+        warm_up(runner)
+    return runner
 
 
 def _comm(start: StartRank, memory: str, neighbours: Neighbours | None, check: Callable[[], None]) -> Comm:
     """What this rank exchanges with others. `memory`: the descriptor of what its stage shares, or "-"."""
-    comm: Comm = (
-        ONE_RANK
-        if memory == "-"
-        else SharedMemory(
+    comm: Comm = ONE_RANK
+    if memory != "-":
+        comm = SharedMemory(
             int(memory),
             start.rank,
             start.size,
@@ -261,7 +299,15 @@ def _comm(start: StartRank, memory: str, neighbours: Neighbours | None, check: C
             attention_ranks=start.attention_ranks,
             two_batches=start.two_batches,
         )
-    )
+    elif start.size > 1:
+        comm = ProcessGroups(
+            start.rank,
+            start.size,
+            _neighbour_ended,
+            start.expert_groups,
+            attention_ranks=start.attention_ranks,
+            two_batches=start.two_batches,
+        )
     if neighbours is None:
         return comm
     return Pipeline(comm, start.stage, start.stages, neighbours, _neighbour_ended)
@@ -295,6 +341,22 @@ def _neighbour_ended() -> NoReturn:
     raise ConnectionResetError("another rank of the model has ended")
 
 
+def _join(comm: Comm, start: StartRank, device: torch.device) -> None:
+    """Join the other ranks, if they exchange through a library. Its waits would not end with the first rank,
+    so a thread ends this process."""
+    parts = comm.inner if isinstance(comm, Pipeline) else comm
+    if isinstance(parts, ProcessGroups):
+        assert start.library is not None
+        Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+        parts.join_all(start.library, open_store(start.store), start.stage, device)
+
+
+def _end_with_parent(parent: int) -> NoReturn:
+    while True:
+        _check_parent(parent)
+        time.sleep(_CHECK_SECONDS)
+
+
 def _check_parent(parent: int) -> None:
     """End this process if the first rank's has ended."""
     if os.getppid() != parent:
@@ -310,6 +372,7 @@ def main() -> Never:
     try:
         connection, start, comm = _connected(sys.argv[1:], partial(_check_parent, parent))
         torch.set_grad_enabled(False)
+        device = torch.device(start.device)
         try:
             if start.version != personae.__version__:
                 raise LoadError(
@@ -318,7 +381,7 @@ def main() -> Never:
                 )
             model = load_model(
                 Path(start.model),
-                device=CPU,
+                device=device,
                 dtype=start.dtype,
                 quantize=start.quantize,
                 max_position=start.max_position,
@@ -331,6 +394,7 @@ def main() -> Never:
             connection.send_bytes(encode(RankLoaded(f"rank {place}: {error.message}")))
             os._exit(0)
         connection.send_bytes(encode(RankLoaded()))
+        _join(comm, start, device)
         give_back_freed()
         gc.freeze()
         RankServer(model, connection).run()

@@ -5,6 +5,7 @@ It tells the others plans, tokens and where adapters are. If one of them ends, t
 fails, so the engine ends and is started again with all of them.
 """
 
+import logging
 import os
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 import torch
@@ -32,6 +34,7 @@ from personae.engine.parallel.messages import (
     Discard,
     LoadAdapter,
     Logits,
+    MeasureDevice,
     NextPiece,
     OpenPieces,
     PlaceExperts,
@@ -47,20 +50,29 @@ from personae.engine.parallel.messages import (
     encode,
 )
 from personae.engine.parallel.pipeline import Neighbours, Pipeline, ring
+from personae.engine.parallel.process_groups import Library, ProcessGroups, new_store
 from personae.engine.parallel.shared_file import new_shared_file
 from personae.engine.params import SamplingParams
 from personae.engine.plan import Admission, StepPlan
 from personae.engine.sequence import SequenceLog
 from personae.engine.worker.known import KnownTokens
+from personae.engine.worker.profiling import GpuMemory
 from personae.engine.worker.worker import Forward, HiddenStates, PackedStep
 from personae.errors import AdapterError, LoadError, ModelLoadError, Overloaded
+from personae.kernels.devices import visible_devices
 from personae.lora.peft_names import CONFIG_FILE, TENSORS_FILE
 from personae.lora.source import AdapterSource
 from personae.lora.stored import Pieces
 
+if TYPE_CHECKING:  # some builds of torch have no torch.distributed
+    from torch._C._distributed_c10d import Store  # which torch.distributed has undeclared
+
 Line = Connection | Channel
 """To a rank's process, on this machine or on another."""
 
+CPU = torch.device("cpu")
+_CHECK_SECONDS = 0.05
+_log = logging.getLogger("personae.engine")
 _ERRORS = {"AdapterError": AdapterError, "Overloaded": Overloaded, "ModelLoadError": ModelLoadError}
 
 
@@ -70,8 +82,9 @@ class RankEnded(RuntimeError):
 
 class Ranks:
     """All ranks of one model but the first. `comm` is the first rank's part in what they exchange, `count`
-    how many ranks there are with the first. `attention_ranks`: see Comm.
-    `two_batches`: see SharedMemory.
+    how many ranks there are with the first. `attention_ranks`: see Comm. `two_batches`: see SharedMemory.
+    `library`: what carries what they exchange, None for shared memory. On GPUs each rank has the GPU with its
+    number, of those that this process sees.
 
     `size` ranks share the layers of each of the `stages`. The ranks' numbers go stage by stage. They load
     their parts in parallel to the first rank, which calls `loaded` when it has its own. `far`: all stages but
@@ -93,6 +106,8 @@ class Ranks:
         max_position: int | None,
         threads: int,
         far: FarStages | None = None,
+        device: torch.device = CPU,
+        library: Library | None = None,
     ) -> None:
         weights = weights_digest(model)
         places = [(rank, stage) for stage in range(stages) for rank in range(size)]
@@ -105,6 +120,7 @@ class Ranks:
                 expert_groups,
                 attention_ranks,
                 two_batches,
+                device.type,
                 personae.__version__,
                 str(model),
                 weights,
@@ -112,23 +128,26 @@ class Ranks:
                 quantize,
                 max_position,
                 None if far is None else far.links(rank, stage),
+                library,
             )
             for rank, stage in places[1:]
         ]
         self._far = far
         self.count = len(places)
         self._size, self._stages = size, stages
-        self._threads = threads
+        self._threads, self._device, self._library = threads, device, library
+        self._devices = visible_devices() if device.type == "cuda" else []
+        self._store: Store | None = None
+        self._over = Event()  # set when the processes are ended here
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lines: list[Line] = []
         self._used = False
         self._finalizer: weakref.finalize[..., Ranks] | None = None
         shared = self._shared()
         own = shared[0]
-        self._sums = (
-            None
-            if own.file is None
-            else SharedMemory(
+        self._sums: SharedMemory | ProcessGroups | None = None
+        if own.file is not None:
+            self._sums = SharedMemory(
                 own.file,
                 0,
                 size,
@@ -137,7 +156,15 @@ class Ranks:
                 attention_ranks=attention_ranks,
                 two_batches=two_batches,
             )
-        )
+        elif size > 1:
+            self._sums = ProcessGroups(
+                0,
+                size,
+                self._ended,
+                expert_groups,
+                attention_ranks=attention_ranks,
+                two_batches=two_batches,
+            )
         self.comm: Comm = self._sums or ONE_RANK
         self._pipeline: Pipeline | None = None
         self._start(shared)
@@ -152,7 +179,7 @@ class Ranks:
         return [process.pid for process in self._processes]
 
     def loaded(self) -> None:
-        """Wait until all have loaded. Raises LoadError if one cannot."""
+        """Wait until all have loaded and found each other. Raises LoadError if one cannot."""
         for rank, line in enumerate(self._lines, 1):
             try:
                 answer = msgspec.msgpack.decode(line.recv_bytes(), type=RankLoaded)
@@ -160,6 +187,25 @@ class Ranks:
                 raise LoadError(f"Rank {rank} of the model ended while it loaded its part.") from None
             if answer.error is not None:
                 raise LoadError(answer.error)
+        if isinstance(self._sums, ProcessGroups):
+            assert self._library is not None
+            assert self._store is not None
+            if self._library == "nccl":
+                Thread(target=end_with, args=(self._processes, self._over), daemon=True).start()
+            self._sums.join_all(self._library, self._store, 0, self._device)
+
+    def measured(self, sizes: PoolSizes | None, own: Callable[[], GpuMemory]) -> list[GpuMemory]:
+        """What all ranks measure at the same time; `own`: what the first one does. See MeasureDevice."""
+        for line in self._lines:
+            line.send_bytes(encode(MeasureDevice(sizes)))
+        found = [own()]
+        for line in self._lines:
+            try:
+                answer = decode_answer.decode(line.recv_bytes())
+            except (EOFError, OSError):
+                self._ended()
+            found.append(msgspec.convert(answer.value, GpuMemory))
+        return found
 
     def build(self, sizes: PoolSizes) -> "list[RemoteRank]":
         """Have all allocate their caches. The first call takes the processes that run; each later one begins
@@ -171,7 +217,7 @@ class Ranks:
             self.end()
             shared = self._shared()
             own = shared[0]
-            if self._sums is not None and own.file is not None:
+            if isinstance(self._sums, SharedMemory) and own.file is not None:
                 self._sums.open(own.file)
             if self._pipeline is not None and own.neighbours is not None:
                 self._pipeline.close()
@@ -204,7 +250,8 @@ class Ranks:
     def _shared(self) -> "list[_Shared]":
         """What each rank shares with others, the first rank included."""
         here = self._stages if self._far is None else 1
-        files = [new_shared_file(self._size) if self._size > 1 else None for _ in range(here)]
+        shares = self._size > 1 and self._library is None
+        files = [new_shared_file(self._size) if shares else None for _ in range(here)]
         if self._far is not None:
             return [_Shared(files[0], None)] * self._size
         total = self._size * self._stages
@@ -216,10 +263,14 @@ class Ranks:
     def _start(self, shared: "list[_Shared]") -> None:
         """Start the processes, and call those on other machines. What they share is closed here, but for the
         first rank's connections."""
-        self._processes, self._lines = [], []
-        self._finalizer = weakref.finalize(self, _end, self._processes, self._lines)
+        self._processes, self._lines, self._over = [], [], Event()
+        self._finalizer = weakref.finalize(self, _end, self._processes, self._lines, self._over)
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads)}
-        for start, own in zip(self._starts, shared[1:], strict=self._far is None):
+        port = 0
+        if self._library is not None:
+            self._store, port = new_store()
+        for number, (start, own) in enumerate(zip(self._starts, shared[1:], strict=self._far is None), 1):
+            gpu = {"CUDA_VISIBLE_DEVICES": self._devices[number]} if self._devices else {}
             ours, theirs = Pipe()
             given = [theirs.fileno(), own.file, *(each.fileno() for each in own.neighbours or ())]
             command = [
@@ -233,11 +284,11 @@ class Ranks:
                     subprocess.Popen(  # noqa: S603  # our own interpreter and module
                         command,
                         stdin=subprocess.DEVNULL,
-                        env=environment,
+                        env=environment | gpu,
                         pass_fds=[fd for fd in given if fd is not None],
                     )
                 )
-            ours.send_bytes(encode(start))
+            ours.send_bytes(encode(msgspec.structs.replace(start, store=port)))
             self._lines.append(ours)
             for connection in own.neighbours or ():
                 connection.close()
@@ -277,7 +328,17 @@ class _Shared(NamedTuple):
     neighbours: Neighbours | None
 
 
-def _end(processes: list[subprocess.Popen[bytes]], lines: list[Line]) -> None:
+def end_with(processes: list[subprocess.Popen[bytes]], over: Event) -> None:
+    """End this process when one of these ends before it is `over`. On a GPU nothing else can: its work waits
+    for the other rank for ever, and what runs behind that must not be read as tokens."""
+    while not over.wait(_CHECK_SECONDS):
+        if any(process.poll() is not None for process in processes):
+            _log.error("a rank of the model has ended, and the engine with it")
+            os._exit(1)
+
+
+def _end(processes: list[subprocess.Popen[bytes]], lines: list[Line], over: Event) -> None:
+    over.set()
     for line in lines:
         line.close()
     for process in processes:

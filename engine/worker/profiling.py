@@ -1,9 +1,10 @@
 """How much memory a step takes on a GPU: steps of nobody are run before the KV cache is allocated."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import msgspec
 import torch
 
 from personae.engine.kv import KVCache
@@ -19,6 +20,20 @@ from personae.lora.adapter import Adapter
 from personae.lora.pool import LoraPool
 from personae.lora.shapes import LoraShapes
 from personae.lora.source import AdapterSource
+
+
+class GpuMemory(msgspec.Struct, frozen=True):
+    """A GPU's memory in bytes: what a step takes at most, what is free besides the weights, and all."""
+
+    step: int
+    free: int
+    total: int
+
+
+def measured(device: torch.device, step: Callable[[], int]) -> GpuMemory:
+    """The memory of the device; `step` measures what a step takes, and runs first."""
+    taken = step()
+    return GpuMemory(taken, *torch.cuda.mem_get_info(device))
 
 
 def step_bytes(

@@ -129,8 +129,10 @@ class Runner(DeviceAdapters):
             raise RuntimeError(f"adapter {digest} is not on the device; the base would answer instead")
         return slot
 
-    def forward(self, packed: PackedStep, overlap: Callable[[], None] | None = None) -> HiddenStates:
-        """See Worker."""
+    def forward(
+        self, packed: PackedStep, overlap: Callable[[], None] | None = None, *, captured: bool = True
+    ) -> HiddenStates:
+        """See Worker. `captured`: a graph may run the step."""
         tokens = self._tokens(packed)
         if self._stages > 1:
             whole = StepPart(slice(0, len(tokens)), packed.attention, packed.lora)
@@ -145,7 +147,7 @@ class Runner(DeviceAdapters):
             return HiddenStates(packed, self._forward_share(packed, tokens, packed.share))
         if packed.parts:
             return HiddenStates(packed, self._forward_parts(packed, tokens, overlap))
-        hidden = self._run_graph(packed, tokens)
+        hidden = self._run_graph(packed, tokens) if captured else None
         if hidden is None:
             hidden = self.model.forward(
                 tokens, packed.positions, self.kv, packed.attention, packed.lora, overlap
@@ -246,9 +248,10 @@ class Runner(DeviceAdapters):
         )
         packed = self.pack(tuple(rows), KnownTokens(self.layout.max_seqs, self.vocab_size))
         self._adapter_slot = {}
-        tokens = self._tokens(packed)
-        hidden = self.model.forward(tokens, packed.positions, self.kv, packed.attention, packed.lora)
-        return self.model.logits(hidden[packed.sampled])
+        hidden = self.forward(packed, captured=False)
+        if hidden.arrival is not None:
+            hidden.arrival.result()
+        return self.model.logits(hidden.states[packed.sampled])
 
     def _run_graph(self, packed: PackedStep, tokens: torch.Tensor) -> torch.Tensor | None:
         """The hidden rows from a graph; None if no graph can run the step: it has a long prompt, or an

@@ -44,7 +44,10 @@ def warm_up(runner: Runner) -> None:
 
 
 def rehearse_sampling(logits: torch.Tensor) -> None:
-    """Choose tokens by every parameter that has a kernel. logits: [S, V], which stay as they are."""
+    """Choose tokens by every parameter that has a kernel. logits: [S, V], which stay as they are; [S, 0] on a
+    rank of a later stage, which chooses none."""
+    if not logits.shape[-1]:
+        return
     count = len(logits)
     drawn = SamplingRows(
         np.ones(count, np.float32),

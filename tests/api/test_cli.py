@@ -277,6 +277,7 @@ def test_every_option_is_passed_on(
         "--kv-cache-dtype fp8 --quantize int8 --default-strict --tensor-parallel-size 2 "
         "--enable-dp-attention --attention-ranks 1 --enable-two-batch-overlap "
         "--expert-parallel-size 2 --enable-eplb --num-redundant-experts 4 --pipeline-parallel-size 3 "
+        "--dist-backend gloo "
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
         "--database-url postgresql://h/n --object-store s3://b/p/ "
         "--allowed-origin https://a.example --allowed-origin https://b.example "
@@ -346,6 +347,7 @@ def test_every_option_is_passed_on(
         enable_eplb=True,
         num_redundant_experts=4,
         pipeline_parallel_size=3,
+        dist_backend="gloo",
         host="::1",
         port=9,
         data_dir=Path("d"),

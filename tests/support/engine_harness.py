@@ -7,13 +7,14 @@ graphs, with `prefill` those with prompts. With a `policy` rows have drafts, als
 in `draft` and from earlier `answers`. With several `ranks` each has the whole model, or its part of it if
 they are `shared`; then `ranks` of them share each of the `stages`. `attention_ranks`: so
 many have attention, for sequences of their own, and the others the MLPs; all have both, if these are all.
-With `two_batches` the halves of larger steps take turns.
+With `two_batches` the halves of larger steps take turns. `library`: what carries what ranks exchange.
 """
 
 import os
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from personae.engine.parallel.comm import ONE_RANK, Comm, SharedMemory
 from personae.engine.parallel.expert_placement import ExpertGroups
 from personae.engine.parallel.pipeline import Pipeline, ring
 from personae.engine.parallel.process import preparation
+from personae.engine.parallel.process_groups import Library, ProcessGroups, new_store, open_store
 from personae.engine.parallel.shared_file import new_shared_file
 from personae.engine.params import SamplingParams
 from personae.engine.pipelined import PipelinedEngine
@@ -121,13 +123,29 @@ def comms_of(
     *,
     attention_ranks: int = 0,
     two_batches: bool = False,
+    library: Library | None = None,
 ) -> list[Comm]:
-    """Ranks as threads of this process, stage by stage."""
+    """Ranks as threads of this process, stage by stage. `library`: see `Ranks`."""
     groups = ExpertGroups(expert_groups, spare)
     comms: list[Comm] = []
     for _ in range(stages):
         if size == 1:
             comms.append(ONE_RANK)
+            continue
+        if library is not None:
+            joined = [
+                ProcessGroups(
+                    rank,
+                    size,
+                    _stage_ended,
+                    groups,
+                    attention_ranks=attention_ranks,
+                    two_batches=two_batches,
+                )
+                for rank in range(size)
+            ]
+            join(joined, library)
+            comms += joined
             continue
         file = new_shared_file(size)
         comms += [
@@ -149,6 +167,19 @@ def comms_of(
         Pipeline(comm, number // size, stages, neighbours, _stage_ended)
         for number, (comm, neighbours) in enumerate(zip(comms, ring(size, stages), strict=True))
     ]
+
+
+def join(ranks: list[ProcessGroups], library: Library) -> None:
+    """Have these ranks join each other, each in a thread of its own."""
+    store, port = new_store()
+    cpu = torch.device("cpu")
+    with ThreadPoolExecutor(len(ranks)) as threads:
+        joining = [
+            threads.submit(rank.join_all, library, open_store(port) if rank.rank else store, 0, cpu)
+            for rank in ranks
+        ]
+        for each in joining:
+            each.result()
 
 
 def _stage_ended() -> NoReturn:
@@ -188,6 +219,7 @@ class EngineHarness:
         spare: int | None = None,
         attention_ranks: int = 0,
         two_batches: bool = False,
+        library: Library | None = None,
     ) -> None:
         at = torch.device(device)
         models = [
@@ -202,6 +234,7 @@ class EngineHarness:
                     spare,
                     attention_ranks=attention_ranks,
                     two_batches=two_batches,
+                    library=library,
                 )
                 if shared
                 else [ONE_RANK]

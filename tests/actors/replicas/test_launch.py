@@ -196,6 +196,11 @@ async def test_cores_are_shared_evenly_and_more_engines_than_gpus_are_refused(
     assert shares(on_gpu, 2) == [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "6"}]
     with pytest.raises(LoadError, match="--replicas 3 needs 3 GPUs; there are 2"):
         shares(on_gpu, 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,1,0")
+    on_two = EngineOptions(options.model, device="cuda", tensor_parallel_size=2)
+    assert shares(on_two, 2) == [{"CUDA_VISIBLE_DEVICES": "4,6"}, {"CUDA_VISIBLE_DEVICES": "1,0"}]
+    with pytest.raises(LoadError, match="--replicas 3 needs 6 GPUs; there are 4"):
+        shares(on_two, 3)
 
 
 async def test_an_adapter_that_is_added_later_serves_at_every_engine_by_its_digest(options, tmp_path) -> None:

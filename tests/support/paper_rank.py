@@ -1,0 +1,88 @@
+"""A rank's process on a GPU made of paper, with gloo in the place of NCCL.
+
+`on_paper` has the ranks of a test's process started so. Each process has a simulated GPU of its own, and what
+the ranks exchange goes through the host.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest
+import torch
+from torch import Tensor
+
+from personae.engine.parallel import process_groups
+
+_HERE = Path(__file__).resolve()
+_new_group = process_groups._new_group
+
+
+class Carried:
+    """An exchange that is done when somebody waits for it."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self.wait = wait
+
+
+class PaperNccl:
+    """A process group for tensors on simulated GPUs. It refuses others, as NCCL does."""
+
+    def __init__(self, library: str, *place: Any) -> None:
+        assert library == "nccl"
+        self._gloo: Any = _new_group("gloo", *place)
+
+    def _carried(self, output: Tensor, input: Tensor, carry: Callable[[Tensor, Tensor], Any]) -> Carried:
+        assert output.device.type == input.device.type == "cuda", "NCCL carries no host tensors"
+        there, here = torch.empty(output.shape, dtype=output.dtype, device="cpu"), input.cpu()
+        work = carry(there, here)
+
+        def wait() -> None:
+            work.wait()
+            output.copy_(there)
+
+        return Carried(wait)
+
+    def _allgather_base(self, output: Tensor, input: Tensor) -> Carried:
+        return self._carried(output, input, self._gloo._allgather_base)
+
+    def alltoall_base(self, output: Tensor, input: Tensor, *splits: list[int]) -> Carried:
+        return self._carried(output, input, lambda out, own: self._gloo.alltoall_base(out, own, *splits))
+
+
+@contextmanager
+def on_paper(patch: pytest.MonkeyPatch, folder: Path, gpus: int) -> Iterator[None]:
+    """A machine with so many GPUs, for a test that has one itself."""
+    from personae.actors import rank_options
+    from personae.engine.parallel import ranks
+
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {_HERE} "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    for module in (rank_options, ranks):
+        patch.setattr(module, "visible_devices", lambda: [f"paper-{number}" for number in range(gpus)])
+    patch.setattr(process_groups, "_new_group", PaperNccl)
+    with pytest.MonkeyPatch.context() as running:
+        running.setattr(sys, "executable", str(python))
+        yield
+
+
+def main(asked: str, module: str, *arguments: str) -> None:
+    """Run a rank's process."""
+    from paper_gpu import PaperGpu
+
+    from personae.engine.parallel import process
+
+    assert (asked, module) == ("-m", process.__name__)
+    process_groups._new_group = PaperNccl  # type: ignore[assignment]  # which has its signature
+    sys.argv = [module, *arguments]
+    with PaperGpu():
+        process.main()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
