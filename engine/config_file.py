@@ -35,7 +35,8 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _architecture(fields: Fields) -> str:
-    """The architecture that the file names, or else the one of its `model_type`."""
+    """The architecture that the file names, or else the one of its `model_type`: if it names none, or
+    Llama's, as transformers writes it for families that it runs with Llama's class."""
     names, kind = fields.raw("architectures"), fields.raw("model_type")
     if names is None and kind is not None:
         if not isinstance(kind, str) or kind not in MODEL_TYPES:
@@ -44,4 +45,6 @@ def _architecture(fields: Fields) -> str:
         return MODEL_TYPES[kind]
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise fields.error("architectures", f"expected a list of one name, found {names!r}")
+    if names[0] == MODEL_TYPES["llama"] and isinstance(kind, str):
+        return MODEL_TYPES.get(kind, names[0])
     return names[0]

@@ -4,7 +4,8 @@ A tiny random model of transformers' own class is written by the tool that peopl
 float32. The truth is transformers' model with the weights that the tool itself dequantizes, and PEFT's
 adapters on it. What is checked is what `personae.evals.families` checks: logits of 100 tokens, 64 greedy
 tokens, chunks, a mixed batch, adapters, a cached prefix and preemption. Formats whose library is not there
-are named so (`pip install llmcompressor`).
+are named so: llmcompressor, gptqmodel, bitsandbytes, torchao (versions: `tests/support/make_quantized.py`).
+llmcompressor changes transformers for the rest of a process: run its formats apart from the others.
 
     --case glm4_moe     one case; otherwise all
     --format W4A16      one format, repeatable; otherwise all
@@ -59,11 +60,12 @@ def cell(formats: Any, form: str, case: str, folder: Path) -> str:
     try:
         checkpoint, plain = formats.make(form, case, folder)
     except ImportError as missing:
-        return f"not installed: {missing.name}"
+        return f"not installed: {missing.name or missing}"
     except Exception as error:  # of any tool, in its own words
         return f"the tool fails: {type(error).__name__}: {error}"
     try:
-        report = support("family_checks").check_checkpoint(checkpoint, plain, folder)
+        with formats.unrounded():
+            report = support("family_checks").check_checkpoint(checkpoint, plain, folder)
     except ModelLoadError as refused:
         return f"refused: {refused}"
     return EQUAL if report.passed else f"differs: {report}"

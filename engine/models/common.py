@@ -345,6 +345,17 @@ def context_length(rope: RopeConfig, max_position: int) -> int:
     return max_position
 
 
+def rope_sections(fields: Fields) -> tuple[Fields | None, Fields | None]:
+    """The sections for layers with a window and for those without. GPTQModel also writes a type and a base
+    for all layers, which mean nothing."""
+    rope = rope_section(fields)
+    near, far = rope.section("sliding_attention"), rope.section("full_attention")
+    if near is not None and far is not None:
+        for name in ("rope_type", "rope_theta"):
+            rope.raw(name)
+    return near, far
+
+
 def ropes_by_window(
     fields: Fields, windows: Sequence[int | None], *, local: str, theta: float, local_theta: float
 ) -> tuple[RopeConfig, ...]:
@@ -353,12 +364,11 @@ def ropes_by_window(
     Before transformers 5, `rope_theta` and `rope_scaling` applied to the layers without a window, and the
     field `local` had the base of the others. `theta`, `local_theta`: the bases if the file has none.
     """
-    rope = rope_section(fields)
-    near, far = rope.section("sliding_attention"), rope.section("full_attention")
+    near, far = rope_sections(fields)
     local_theta = fields.number(local, default=local_theta)
     if near is None or far is None:
         near_rope = RopeConfig(local_theta)
-        far_rope = read_rope(rope, fields, theta)
+        far_rope = read_rope(rope_section(fields), fields, theta)
     else:
         near_rope, far_rope = read_rope(near, fields, local_theta), read_rope(far, fields, theta)
     return tuple(far_rope if window is None else near_rope for window in windows)

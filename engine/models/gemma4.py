@@ -24,7 +24,7 @@ from personae.engine.models.common import (
     activation,
     decoder_config,
     read_rope,
-    rope_section,
+    rope_sections,
     rope_theta,
     rope_type,
     text_fields,
@@ -136,8 +136,7 @@ def _sparse(attention: BlockSpec, mlp: BlockSpec, moe: MoeSpec) -> LayerSpec:
 
 def _ropes(fields: Fields, windows: Sequence[int | None]) -> tuple[RopeConfig, ...]:
     """The rotary embedding of each layer. That of layers without a window rotates a part of the pairs."""
-    rope = rope_section(fields)
-    near, far = rope.section("sliding_attention"), rope.section("full_attention")
+    near, far = rope_sections(fields)
     near_rope, far_rope = RopeConfig(10000.0), RopeConfig(1000000.0, "proportional", proportion=0.25)
     if near is not None:
         near_rope = read_rope(near, fields, 10000.0)

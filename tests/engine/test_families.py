@@ -216,6 +216,27 @@ def test_every_class_of_transformers_is_served_or_the_guide_says_why_not() -> No
     assert f"has {len(of_all)} classes" in section
 
 
+def test_a_family_that_transformers_saved_as_llama_is_still_that_family(tmp_path: Path) -> None:
+    folder = make_family_folder(tmp_path / "own", "internlm3")
+    hf_model(folder).save_pretrained(tmp_path / "again")
+    names = json.loads((tmp_path / "again" / "config.json").read_text())["architectures"]
+    assert names == ["LlamaForCausalLM"]
+    assert read_config(tmp_path / "again") == read_config(folder)
+
+
+@pytest.mark.parametrize("case", ["gemma3", "gemma4"])
+def test_a_base_for_all_layers_means_nothing_where_each_kind_of_layer_has_one(
+    case: str, tmp_path: Path
+) -> None:
+    """GPTQModel writes one. transformers reads the sections alone."""
+    folder = make_family_folder(tmp_path, case)
+    plain, file = read_config(folder), folder / "config.json"
+    written = json.loads(file.read_text())
+    written["rope_parameters"] |= {"rope_type": "default", "rope_theta": {"global": 1e6, "local": 1e4}}
+    file.write_text(json.dumps(written))
+    assert read_config(folder) == plain
+
+
 def test_every_case_is_of_a_family_that_is_served() -> None:
     assert {kind for kind, _ in CASES.values()} <= {*MODEL_TYPES}
 

@@ -6,21 +6,28 @@ weights, as the tool itself dequantizes them.
 
 import hashlib
 import json
+import multiprocessing
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import gguf
 import gguf_conversion
 import torch
+import torch.nn.functional as F
 from family_models import CASES, make_family_folder
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, FineGrainedFP8Config
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, FineGrainedFP8Config, TorchAoConfig
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
+
+from personae.engine.quantization.fp8 import Fp8
 
 GROUP = 32  # inputs that share a scale
 SIZES: dict[str, Any] = {
@@ -45,6 +52,8 @@ PLAIN = (
     r"re:.*altup\..*",
 )
 """What recipes leave as it is: the output matrix and all that chooses experts."""
+PACKED = ("qweight", "qzeros", "scales", "g_idx")
+"""The parts of a module in files of GPTQ and AWQ."""
 
 Make = Callable[[Path, Path, Path], None]
 """From a folder with plain weights in bfloat16 to two more: the checkpoint as the tool writes it, and the
@@ -79,6 +88,14 @@ def make(name: str, case: str, path: Path) -> tuple[Path, Path]:
     return checkpoint, plain
 
 
+@contextmanager
+def unrounded() -> Iterator[None]:
+    """Products with weights in FP8 have inputs as they are, as on a GPU before Ada. So what they give is
+    compared exactly: transformers rounds none."""
+    with patch.object(Fp8, "apply", lambda self, x, bias: F.linear(x, self.plain(), bias)):
+        yield
+
+
 def has(name: str, case: str) -> bool:
     """Whether there is one: of GGUF files, what llama.cpp's converter wrote must be recorded."""
     return name not in GGUF or case in gguf_conversion.CASES
@@ -105,15 +122,102 @@ def llmcompressor(folder: Path, out: Path, plain: Path, scheme: str | dict[str, 
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if name in own:
             own[name].data.copy_(tensor)  # the tool rounds norms, too
-    for name, module in model.named_modules():
+
+    def dequantized(module: Any) -> Tensor | None:
         scale, how = getattr(module, "weight_scale", None), getattr(module, "quantization_scheme", None)
-        if scale is not None and how is not None:
-            zero, args = getattr(module, "weight_zero_point", None), how.weights
-            levels = quantize(module.weight, scale, zero, args, dtype=args.pytorch_dtype())
-            weight = dequantize(levels, scale.float(), zero, args, dtype=torch.float32)
-            own[f"{name}.weight"].data.copy_(weight)
+        if scale is None or how is None:
+            return None
+        zero, args = getattr(module, "weight_zero_point", None), how.weights
+        levels = quantize(module.weight, scale, zero, args)
+        found: Tensor = dequantize(levels, scale.float(), zero, args, dtype=torch.float32)
+        return found
+
+    _copy_weights(model, wide, dequantized)
     model.save_pretrained(out, save_compressed=True)
     _alternate(repack_moe(wide)).save_pretrained(plain)
+
+
+def _copy_weights(model: Any, wide: Any, dequantized: Callable[[Any], Tensor | None]) -> None:
+    """Gives the plain model `wide` the weights of all modules of `model` that are quantized."""
+    found = {
+        name: weight for name, module in model.named_modules() if (weight := dequantized(module)) is not None
+    }
+    if not found:
+        raise ValueError("no module is quantized")
+    for name, weight in found.items():
+        wide.get_submodule(name).weight.data.copy_(weight)
+
+
+def in_transformers(
+    folder: Path,
+    out: Path,
+    plain: Path,
+    config: Callable[[], Any],
+    dequantized: Callable[[Any], Tensor | None],
+) -> None:
+    """A tool that transformers calls while it loads a model. It changes linear modules alone: experts that
+    are one tensor stay as they are."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, quantization_config=config(), device_map="cpu"
+    )
+    model.save_pretrained(out)  # first: bitsandbytes changes its weights when they are used
+    wide = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    _copy_weights(model, wide, dequantized)
+    wide.save_pretrained(plain)
+
+
+def bitsandbytes(**options: Any) -> Make:
+    """bitsandbytes. Of four bits this is its own plain dequantization: that in C++ takes wrong scales where a
+    row is no multiple of a block."""
+
+    def dequantized(module: Any) -> Tensor | None:
+        from bitsandbytes.backends.default.ops import _dequantize_4bit_compute
+        from bitsandbytes.functional import int8_vectorwise_dequant
+
+        weight = getattr(module, "weight", None)
+        if type(weight).__name__ == "Params4bit":
+            state = weight.quant_state
+            wide: Tensor = _dequantize_4bit_compute(
+                weight.data.flatten(), state.absmax, state.code, state.blocksize, state.shape, torch.float32
+            )
+        elif type(weight).__name__ == "Int8Params":
+            wide = int8_vectorwise_dequant(weight.data, weight.SCB)
+        else:
+            return None
+        return wide
+
+    return partial(in_transformers, config=lambda: BitsAndBytesConfig(**options), dequantized=dequantized)
+
+
+def torchao(name: str, **options: Any) -> Make:
+    """torchao. name, options: of its configuration."""
+
+    def config() -> TorchAoConfig:
+        import torchao.quantization as tool
+
+        given = {key: option(tool) if callable(option) else option for key, option in options.items()}
+        return TorchAoConfig(getattr(tool, name)(**given), modules_to_not_convert=["lm_head", ".*altup"])
+
+    def dequantized(module: Any) -> Tensor | None:
+        from torchao.quantization.quant_primitives import dequantize_affine
+
+        own = getattr(module, "weight", None)
+        if not hasattr(own, "qdata"):
+            return None
+        if own.qdata.dtype is torch.float8_e4m3fn:
+            wide: Tensor = own.dequantize(torch.float32)
+        else:
+            wide = dequantize_affine(
+                own.qdata,
+                own.block_size,
+                own.scale.float(),
+                own.zero_point,
+                torch.int8,
+                output_dtype=torch.float32,
+            )
+        return wide
+
+    return partial(in_transformers, config=config, dequantized=dequantized)
 
 
 def _alternate(model: Any) -> Any:
@@ -145,6 +249,75 @@ def integers(bits: int, **options: Any) -> dict[str, Any]:
     return {"num_bits": bits, "type": "int", "dynamic": False, "symmetric": True} | options
 
 
+def gptqmodel(folder: Path, out: Path, plain: Path, **options: Any) -> None:
+    """GPTQModel, calibrated with random tokens. It takes experts apart. It changes transformers, too, so it
+    has processes of its own."""
+    apart = multiprocessing.get_context("forkserver")
+    apart.set_forkserver_preload(["family_formats", "gptqmodel"])
+    with ProcessPoolExecutor(1, apart) as pool:
+        pool.submit(_gptqmodel, folder, out, plain, options).result()
+    made, wanted = (load_file(path / "model.safetensors").keys() for path in (plain, folder))
+    if missing := sorted(wanted - made):
+        raise ValueError(f"its file has no {missing[0]}, as transformers names it")
+
+
+def _gptqmodel(folder: Path, out: Path, plain: Path, options: dict[str, Any]) -> None:
+    from gptqmodel import GPTQModel, QuantizeConfig
+    from gptqmodel.looper.awq_processor import AWQProcessor
+
+    torch.manual_seed(1)
+    rows = [
+        {"input_ids": torch.randint(4, 256, (1, 64)), "attention_mask": torch.ones(1, 64).long()}
+        for _ in range(8)
+    ]
+    config = QuantizeConfig(bits=4, group_size=GROUP, desc_act=False, **options)
+    tool = GPTQModel.load(str(folder), config, device="cpu")
+    with patch.object(AWQProcessor, "_search_best_clip", return_value=[]):  # it needs 64 outputs or more
+        tool.quantize(rows, batch_size=1)
+    tool.save(str(out))
+    stored = {name: weight for file in out.glob("*.safetensors") for name, weight in load_file(file).items()}
+    wide: dict[str, Tensor] = {}
+    for name, weight in stored.items():
+        module, _, end = name.rpartition(".")
+        own = {key: stored[f"{module}.{key}"] for key in PACKED if f"{module}.{key}" in stored}
+        if end == "qweight":
+            wide[f"{module}.weight"] = _of_awq(own) if options.get("method") == "awq" else _of_gptq(own)
+        elif end not in PACKED:
+            wide[name] = weight.float()
+    _write_folder(folder, plain, wide, {"dtype": "float32"})
+
+
+def _of_gptq(own: dict[str, Tensor]) -> Tensor:
+    from gptqmodel.nn_modules.qlinear.torch import TorchLinear
+    from gptqmodel.utils.model import convert_gptq_v1_to_v2_format_module
+
+    outputs, inputs = own["qweight"].shape[1], own["qweight"].shape[0] * 8
+    module = TorchLinear(
+        bits=4, group_size=GROUP, sym=True, desc_act=False, in_features=inputs, out_features=outputs
+    )
+    for name, tensor in own.items():
+        getattr(module, name).data = tensor.float() if name == "scales" else tensor.clone()
+    convert_gptq_v1_to_v2_format_module(module, bits=4, pack_dtype=torch.int32)
+    weight: Tensor = module.dequantize_weight()
+    return weight.T.float()
+
+
+def _of_awq(own: dict[str, Tensor]) -> Tensor:
+    from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
+
+    weight: Tensor = dequantize_gemm(own["qweight"], own["qzeros"], own["scales"].float(), 4, GROUP)
+    return weight.T.float()
+
+
+def _write_folder(folder: Path, path: Path, tensors: dict[str, Tensor], more: dict[str, Any]) -> None:
+    """A copy of a model's folder with these tensors, and with more keys of its config."""
+    shutil.copytree(folder, path)
+    contiguous = {key: each.contiguous() for key, each in tensors.items()}
+    save_file(contiguous, path / "model.safetensors", {"format": "pt"})
+    fields = json.loads((folder / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(fields | more))
+
+
 def fp8_blocks(folder: Path, out: Path, plain: Path) -> None:
     """Block FP8 by transformers' own operation: linear modules and experts, as they lie in its files."""
     blocks = [GROUP, GROUP]
@@ -163,15 +336,8 @@ def fp8_blocks(folder: Path, out: Path, plain: Path) -> None:
             else weight.float()
         )
     how = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": blocks}
-    for path, tensors, more in (
-        (out, stored, {"quantization_config": how}),
-        (plain, wide, {"dtype": "float32"}),
-    ):
-        shutil.copytree(folder, path)
-        contiguous = {key: each.contiguous() for key, each in tensors.items()}
-        save_file(contiguous, path / "model.safetensors", {"format": "pt"})
-        fields = json.loads((folder / "config.json").read_text())
-        (path / "config.json").write_text(json.dumps(fields | more))
+    _write_folder(folder, out, stored, {"quantization_config": how})
+    _write_folder(folder, plain, wide, {"dtype": "float32"})
 
 
 def _products(model: Any) -> Iterator[Tensor]:
@@ -198,7 +364,18 @@ FORMATS: dict[str, Make] = {
     ),
     "W8A8": partial(llmcompressor, scheme="W8A8"),
     "MXFP4": partial(llmcompressor, scheme="MXFP4A16"),
+    "FP8": partial(llmcompressor, scheme="FP8_DYNAMIC"),
     "FP8 blocks": fp8_blocks,
+    "GPTQ": partial(gptqmodel, sym=True),
+    "AWQ": partial(gptqmodel, sym=False, method="awq", format="gemm"),
+    "bitsandbytes NF4": bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="nf4"),
+    "bitsandbytes int8": bitsandbytes(load_in_8bit=True),
+    "torchao int8": torchao("Int8WeightOnlyConfig", version=2),
+    "torchao int4": torchao(
+        "IntxWeightOnlyConfig",
+        weight_dtype=torch.int4,
+        granularity=lambda tool: tool.PerGroup(GROUP),
+    ),
 }
 GGUF = {
     f"GGUF {kind.name}": kind for kind in (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0)

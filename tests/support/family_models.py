@@ -81,6 +81,19 @@ DELTA: dict[str, Any] = {
 MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 24, "mamba_proj_bias": True}
 FALCON_H1 = {**MAMBA, "projectors_bias": True, "mamba_d_ssm": 96, "pad_token_id": None}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"rope_parameters": LLAMA3}),
+    "mistral": ("mistral", {}),
+    "mixtral": ("mixtral", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+    "qwen3_moe": ("qwen3_moe", {"norm_topk_prob": True}),
+    "phi3": ("phi3", {}),
+    "smollm3": ("smollm3", {}),
+    "granite": ("granite", {"attention_multiplier": 0.3, "residual_multiplier": 0.7}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {"layer_types": MIXED}),
+    "olmoe": ("olmoe", {}),
+    "gemma3": ("gemma3_text", {"layer_types": MIXED, "query_pre_attn_scalar": 24}),
     "seed_oss": ("seed_oss", {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}),
     "ministral": ("ministral", {"layer_types": MIXED}),
     "cwm": ("cwm", {"layer_types": MIXED, "rope_parameters": LLAMA3}),
@@ -376,7 +389,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     # transformers zeroes the embedding of its padding token after loading it.
     "youtu": ("youtu", {**LATENT, "pad_token_id": None}),
 }
-OFFSET_NORMS = ("gemma", "gemma2", "vaultgemma", "nemotron", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+OFFSET_NORMS = (
+    *("gemma", "gemma2", "gemma3_text", "vaultgemma", "nemotron"),
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+)
 """The families whose stored norms lack 1."""
 
 

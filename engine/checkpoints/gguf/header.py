@@ -6,7 +6,7 @@ makes an array for each string of the vocabulary.
 
 import mmap
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -49,9 +49,41 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Texts:
+    """An array of strings that are in UTF-8. It stays in the file, because a vocabulary's takes megabytes as
+    Python's strings."""
+
+    memory: mmap.mmap
+    start: int
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self) -> list[str]:
+        """The strings."""
+        return [text for text, _ in _texts(self.memory, self.start, self.count)]
+
+
+def _texts(memory: mmap.mmap, at: int, count: int) -> Iterator[tuple[str, int]]:
+    """Each string from `at` on, and where it ends. Raises EOFError if the file ends before, and
+    UnicodeDecodeError. It does without a call per string: a vocabulary has hundreds of thousands."""
+    end = len(memory)
+    length_of: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
+    for _ in range(count):
+        if at + 8 > end:
+            raise EOFError
+        (length,) = length_of(memory, at)
+        at += 8 + length
+        if at > end:
+            raise EOFError
+        yield memory[at - length : at].decode(), at
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
-    """Metadata as Python values (arrays of numbers as numpy's), and the tensors by name, in the file's
-    order."""
+    """Metadata as Python values (arrays of numbers as numpy's, of strings as `Texts`), and the tensors by
+    name, in the file's order."""
 
     path: Path
     metadata: dict[str, Any]
@@ -201,23 +233,15 @@ class _Cursor:
             raise self.error(f"is too small for the {length} strings of {key}; is the download complete?")
         return self._strings(length, key)
 
-    def _strings(self, count: int, key: str) -> list[str]:
-        """Reads strings without a call per string: a vocabulary has hundreds of thousands."""
-        memory, at, end = self.memory, self.at, len(self.memory)
-        length_of: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
-        found: list[str] = []
+    def _strings(self, count: int, key: str) -> Texts:
+        found = Texts(self.memory, self.at, count)
         try:
-            for _ in range(count):
-                (length,) = length_of(memory, at)
-                at += 8 + length
-                if at > end:
-                    raise self.error(f"ends within {key}; is the download complete?")
-                found.append(memory[at - length : at].decode())
-        except struct.error:
+            for _, end in _texts(self.memory, self.at, count):
+                self.at = end
+        except EOFError:
             raise self.error(f"ends within {key}; is the download complete?") from None
         except UnicodeDecodeError:
             raise self.error(f"has a string in {key} that is not UTF-8") from None
-        self.at = at
         return found
 
     def _kind(self, key: str) -> GGUFValueType:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from personae.engine.checkpoints.gguf.header import Texts
 from personae.errors import ModelLoadError
 
 _LARGEST = 2**31
@@ -71,10 +72,10 @@ class Metadata:
             raise self.error(key, f"expected true or false, found {_shown(value)}")
         return value
 
-    def texts(self, key: str) -> list[str]:
+    def texts(self, key: str) -> Texts:
         """An array of strings."""
         value = self._given(key, None)
-        if not isinstance(value, list):
+        if not isinstance(value, Texts):
             raise self.error(key, f"expected an array of strings, found {_shown(value)}")
         return value
 
@@ -123,7 +124,7 @@ class Metadata:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, list | np.ndarray):
+    if isinstance(value, Texts | np.ndarray):
         return f"an array of {len(value)}"
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}…"

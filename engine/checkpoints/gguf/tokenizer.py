@@ -55,7 +55,7 @@ LONGEST_MERGED = 256  # characters; longer pieces are not merged from others
 def read_tokenizer(metadata: Metadata) -> TokenizerFiles:
     """The tokenizer of a file. Raises ModelLoadError, which names the field."""
     kind = metadata.text("tokenizer.ggml.model")
-    tokens = metadata.texts("tokenizer.ggml.tokens")
+    tokens = metadata.texts("tokenizer.ggml.tokens").read()
     types = metadata.integers("tokenizer.ggml.token_type", default=[NORMAL] * len(tokens))
     if len(types) != len(tokens):
         raise metadata.error(
@@ -128,7 +128,7 @@ def _byte_level(metadata: Metadata, tokens: list[str], pre: str) -> Tokenizer:
 
 def _own_merges(metadata: Metadata) -> list[tuple[str, ...]]:
     """The file's merges, the best first."""
-    merges = [tuple(merge.split(" ")) for merge in metadata.texts("tokenizer.ggml.merges")]
+    merges = [tuple(merge.split(" ")) for merge in metadata.texts("tokenizer.ggml.merges").read()]
     for merge in merges:
         if len(merge) != 2:
             raise metadata.error("tokenizer.ggml.merges", f"{' '.join(merge)!r} is not two tokens")

@@ -158,7 +158,7 @@ def unpack(words: Tensor, bits: int, count: int) -> Tensor:
     """[rows, words] int32 -> [rows, count] uint8: each row is a stream of bits, and a field's `bits` begin
     with the least significant."""
     if 8 % bits == 0:
-        fields = words.contiguous().view(torch.uint8)
+        fields = words.reshape(-1).view(torch.uint8).view(words.shape[0], -1)
         parts = [fields >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)]
         return torch.stack(parts, 2).view(words.shape[0], -1)[:, :count]
     first = torch.arange(count) * bits

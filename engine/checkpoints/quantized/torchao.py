@@ -100,14 +100,29 @@ class ShiftedTensor(PackedTensor):
 
 
 def _described(values: StoredTensor) -> dict[str, Any]:
-    """What the header of the file says of a weight: its attributes, and as "_type" its class."""
+    """What the header of the file says of a weight: its attributes, and as "_type" its class. transformers
+    renames the tensors of some families when it saves them, but not in the header. Such a weight is what all
+    the others are."""
     name = f"{values.name.removesuffix(VALUES)}weight"
     try:
-        found = json.loads(_header(values.file)[name])
-        attributes: dict[str, Any] = {"_type": found["_type"], **found.get("_data", {})}
+        header = _header(values.file)
+        return _attributes(header[name]) if name in header else _common(values.file)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise mistaken(values, f"the header of the file does not say what {name} is") from None
-    return attributes
+
+
+def _attributes(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    return {"_type": found["_type"], **found.get("_data", {})}
+
+
+@cache
+def _common(file: str) -> dict[str, Any]:
+    """What the header says of all weights of a file. Raises ValueError if they are of several kinds."""
+    found = [_attributes(text) for text in _header(file).values() if '"_data"' in text]
+    if len({json.dumps((each["_type"], each.get("target_dtype"))) for each in found}) != 1:
+        raise ValueError(file)
+    return found[0]
 
 
 @cache
@@ -119,6 +134,7 @@ def _header(file: str) -> dict[str, str]:
 def compose(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """See `Compose`."""
     _header.cache_clear()  # a file may have changed since
+    _common.cache_clear()
     for module in list(modules(stored, VALUES)):
         own = take(stored, module, VALUES, SCALES, ZEROS)
         stored[f"{module}weight"] = _weight(own, module)

@@ -1,6 +1,8 @@
 """Tokenizers from GGUF's metadata, compared with those in the same models' folders."""
 
 import json
+import mmap
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from personae.engine.checkpoints.gguf.header import Texts
 from personae.engine.checkpoints.gguf.metadata import Metadata
 from personae.engine.checkpoints.gguf.pre_tokenizers import PRE_TOKENIZERS
 from personae.engine.checkpoints.gguf.tokenizer import read_tokenizer
@@ -24,7 +27,21 @@ TEXTS = [
 
 
 def metadata(**values: Any) -> Metadata:
-    return Metadata({f"tokenizer.ggml.{name}": value for name, value in values.items()}, "a.gguf")
+    return of({f"tokenizer.ggml.{name}": value for name, value in values.items()})
+
+
+def of(values: dict[str, Any]) -> Metadata:
+    """Metadata with lists of strings as a file has them."""
+    return Metadata(
+        {key: texts(value) if isinstance(value, list) else value for key, value in values.items()}, "a.gguf"
+    )
+
+
+def texts(strings: list[str]) -> Texts:
+    data = b"".join(struct.pack("<Q", len(each.encode())) + each.encode() for each in strings)
+    memory = mmap.mmap(-1, len(data) + 1)
+    memory.write(data)
+    return Texts(memory, 0, len(strings))
 
 
 def byte_level(before: pre_tokenizers.PreTokenizer, normalizer: Any = None) -> Tokenizer:
@@ -199,7 +216,7 @@ def test_all_chat_templates_are_read(tmp_path: Path) -> None:
         "tokenizer.chat_template.tool_use": "two",
         "tokenizer.chat_templates": ["tool_use"],
     }
-    assert read_tokenizer(Metadata(values, "a.gguf")).chat_templates == {"default": "one", "tool_use": "two"}
+    assert read_tokenizer(of(values)).chat_templates == {"default": "one", "tool_use": "two"}
 
 
 @pytest.mark.parametrize(

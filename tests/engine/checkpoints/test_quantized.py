@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tiny_adapters import make_adapter_folder
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from personae.engine.checkpoints.huggingface import Folder
+from personae.engine.checkpoints.quantized.base import unpack
 from personae.engine.loader import load_model
 from personae.errors import ModelLoadError
 from personae.kernels.registry import optional
@@ -268,6 +270,13 @@ def test_a_config_that_is_not_understood_is_refused_by_the_name_of_its_key(
     assert why in str(refused.value)
 
 
+def test_the_levels_of_one_word_a_row_are_read_also_from_a_transposed_tensor() -> None:
+    """As the zero points of a module with eight outputs are packed."""
+    levels = torch.arange(16).view(2, 8)
+    words = (levels << torch.arange(0, 32, 4)).sum(1, keepdim=True).to(torch.uint32).view(torch.int32)
+    assert unpack(words.T.contiguous().T, 4, 8).tolist() == levels.tolist()
+
+
 def test_experts_in_mxfp4_are_what_transformers_makes_of_them(tmp_path: Path) -> None:
     random = torch.Generator().manual_seed(0)
     blocks = torch.randint(0, 256, (3, 8, 2, 16), dtype=torch.uint8, generator=random)
@@ -304,6 +313,23 @@ def test_two_levels_of_torchaos_int4_lie_in_a_byte_and_its_zero_points_are_added
     scale, zero = (part.float().T.repeat_interleave(32, 1) for part in (scales, zeros))
     assert found.kept is None
     assert torch.equal(found.read(), levels.float() * scale + zero)
+
+
+def test_a_weight_that_transformers_has_renamed_is_what_all_weights_of_its_file_are(tmp_path: Path) -> None:
+    """As with Hunyuan 3, whose shared expert has another name in files than in transformers."""
+    data = DATA / "torchao-int4"
+    with safe_open(data / "model.safetensors", "pt") as opened:
+        header = opened.metadata()
+    stored, old = load_file(data / "model.safetensors"), "model.layers.0.mlp.up_proj"
+    renamed = {name.replace(old, "model.layers.0.mlp.shared.up_proj"): part for name, part in stored.items()}
+    shutil.copy(data / "config.json", tmp_path)
+    save_file(renamed, tmp_path / "model.safetensors", header)
+    found = Folder(tmp_path).stored()["model.layers.0.mlp.shared.up_proj.weight"]
+    assert torch.equal(found.read(), Folder(data).stored()[f"{old}.weight"].read())
+    header["model.layers.1.mlp.up_proj.weight"] = json.dumps({"_type": "Int8Tensor", "_data": {}})
+    save_file(renamed, tmp_path / "model.safetensors", header)
+    with pytest.raises(ModelLoadError, match="_weight_qdata: the header of the file does not say"):
+        Folder(tmp_path).stored()
 
 
 def test_a_class_of_torchao_that_is_not_plain_is_refused_by_its_name(tmp_path: Path) -> None:
