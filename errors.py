@@ -43,9 +43,19 @@
 (https://platform.openai.com/docs/guides/error-codes).
 """
 
+import json
+from typing import Any
+
 # The codes of GrammarTooSlow and GrammarDelayed, which identify them between processes.
 GRAMMAR_TOO_SLOW = "grammar_too_slow"
 GRAMMAR_DELAYED = "grammar_delayed"
+
+
+def as_json(value: Any, most: int = 80) -> str:
+    """A JSON value as an error shows it to who wrote it: `true`, not `True`. At most `most` characters of
+    it."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 class PersonaeError(Exception):

@@ -3,7 +3,7 @@
 Of the model only the files' headers are read; of adapters everything, and then the base's embedding, too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -19,11 +19,12 @@ from personae.engine.checkpoints import open_checkpoint
 from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, StoredTensor
 from personae.engine.layers.dense_and_experts import experts_of
 from personae.engine.loader import Described, describe
-from personae.engine.lora_shapes import lora_shapes, shared_shapes
+from personae.engine.lora_shapes import lora_shapes, pool_rows, rank_shapes, shared_shapes
 from personae.engine.models.decoder import Decoder
 from personae.engine.parallel.comm import Unconnected
 from personae.kernels.cgroup import free_memory
 from personae.lora.base import fingerprint
+from personae.lora.weight_pools import pool_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def footprint(options: EngineOptions, device: torch.device) -> Footprint:
         max_batch_tokens=layout.max_batch_tokens,
         adapters=len(adapters),
         adapter_ranks=sizes.ranks,
-        adapter_bytes=sizes.pool_bytes * size,
+        adapter_bytes=sizes.pool_bytes if size * stages == 1 else _pools_bytes(decoders, sizes.ranks),
         free_bytes=free_memory() if device.type == "cpu" else _free_on_gpus(device, size * stages),
         warning=shared_cores(options),
     )
@@ -127,6 +128,15 @@ def _free_on_gpus(device: torch.device, ranks: int) -> int:
     """What is free on the GPUs of so many ranks."""
     devices = [device] if ranks == 1 else [torch.device("cuda", number) for number in range(ranks)]
     return sum(torch.cuda.mem_get_info(each)[0] for each in devices)
+
+
+def _pools_bytes(decoders: Sequence[tuple[int, Decoder]], rows: int) -> int:
+    """The bytes of the adapter pools of all ranks, some of which have other modules or layers than others."""
+    total, fingerprints = 0, decoders[0][1].fingerprints
+    for count, decoder in decoders:
+        decoder.fingerprints.update(fingerprints)
+        total += count * pool_bytes(rank_shapes(decoder), pool_rows(decoder, rows), decoder.dtype)
+    return total
 
 
 def _set_fingerprints(decoder: Decoder, stored: Mapping[str, StoredTensor], *, read: bool) -> None:

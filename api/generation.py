@@ -17,7 +17,7 @@ from personae.actors.client import ModelCard
 from personae.api.choices import Choice, Part
 from personae.api.exchange import Exchange
 from personae.api.params import sibling
-from personae.api.sessions.store import session_key
+from personae.api.sessions.store import Turn, session_key
 from personae.api.telemetry import logs
 from personae.api.telemetry.metrics import SequenceClock
 from personae.api.wire.answers import AnswerDetails, CachedTokens, Usage, UsageExtension
@@ -269,7 +269,7 @@ class Job:
         self, clocks: dict[str, SequenceClock], sink: Sink, admitted: Callable[[], None]
     ) -> None:
         """Follow until the end or the deadline. The clocks record how it ended."""
-        reason = "error"
+        reason, turn = "error", self._begin_turn()
         try:
             with (
                 anyio.CancelScope(deadline=self.deadline) as patience,
@@ -294,6 +294,8 @@ class Job:
         finally:
             if clocks:
                 self._count(clocks)
+            if turn is not None:
+                self._end_turn(turn, counts=bool(clocks))
             for clock in clocks.values():
                 clock.end(reason)
 
@@ -306,9 +308,6 @@ class Job:
             self.exchange.services.metrics.tenants.ended(
                 who.tenant, prompt=prompt, cached=cached, completion=completion
             )
-        if self.session is not None:
-            counts = {"prompt": prompt, "cached": cached, "completion": completion}
-            self.exchange.services.sessions.ended(who.tenant, self.session, self.session_ttl, **counts)
         if self.exchange.services.usage is not None:
             adapter = self._used()
             seconds = 0.0 if self.model.adapter is None else sum(clock.ran() for clock in clocks.values())
@@ -317,6 +316,28 @@ class Job:
                 0.0 if budgets is None else budgets.prices.cost(self._priced(), prompt, cached, completion)
             )
             self.exchange.services.usage.add(who, adapter, prompt, cached, completion, seconds, spend)
+
+    def _begin_turn(self) -> Turn | None:
+        """The request of its session begins, if it has one."""
+        if self.session is None:
+            return None
+        return self.exchange.services.sessions.begin(
+            self.exchange.caller.tenant, self.session, self.session_ttl
+        )
+
+    def _end_turn(self, turn: Turn, *, counts: bool) -> None:
+        """The request of its session ends. What was asked for the session meanwhile is asked again: an engine
+        that got the request later has not heard of it."""
+        sessions, client, key = self.exchange.services.sessions, self.exchange.client, session_key(turn.name)
+        if counts:
+            prompt, cached, completion = self.prompt_tokens, self.cached_tokens, self.completion_tokens
+            sessions.end(turn, prompt=prompt, cached=cached, completion=completion)
+        else:
+            sessions.withdraw(turn)
+        if turn.deleted:
+            client.forget_session(turn.tenant, key)
+        elif turn.changed:
+            client.keep_session(turn.tenant, key, turn.ttl)
 
     def _place(self, refusal: RequestError | Overloaded) -> None:
         """Rename the fields in an engine's refusal to those of the client."""

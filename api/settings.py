@@ -16,13 +16,14 @@ class ApiSettings(AdapterOptions, AnswerOptions, ServerOptions, AccessOptions):
     the nesting of free-form JSON (schemas, template arguments), `max_grammar_bytes` what binds an answer,
     `max_choice_bytes` a list of choices. A request's head and body must arrive within `header_seconds` and
     `body_seconds`. A client that does not read its answer is dropped after `stall_seconds`, once the
-    connection's buffers are full. An upload of an adapter has limits of its own, `max_upload_bytes` and
-    `upload_seconds`; a file for batches has `max_file_bytes`. A batch has at most `max_batch_lines` requests.
-    Unless its own limits say otherwise, a tenant has at most `max_open_batches` unfinished batches and
-    `max_ended_batches` ended ones, of which the oldest are removed. `max_adapters`, if known, is the number
-    of adapters that the engine can hold in memory at once; `/metrics` shows it. `max_rank`, if known, is the
-    largest rank that it can hold. `embedding_size` is the length of its vectors. `about` describes the
-    engine.
+    connection's buffers are full. What a client sends after an answer that closes its connection is read and
+    discarded for `linger_seconds` and up to `linger_bytes`, so that it gets the answer. An upload of an
+    adapter has limits of its own, `max_upload_bytes` and `upload_seconds`; a file for batches has
+    `max_file_bytes`. A batch has at most `max_batch_lines` requests. Unless its own limits say otherwise, a
+    tenant has at most `max_open_batches` unfinished batches and `max_ended_batches` ended ones, of which the
+    oldest are removed. `max_adapters`, if known, is the number of adapters that the engine can hold in memory
+    at once; `/metrics` shows it. `max_rank`, if known, is the largest rank that it can hold. `embedding_size`
+    is the length of its vectors. `about` describes the engine.
     """
 
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
@@ -41,6 +42,8 @@ class ApiSettings(AdapterOptions, AnswerOptions, ServerOptions, AccessOptions):
     header_seconds: float = 15.0
     body_seconds: float = 30.0
     stall_seconds: float = 60.0
+    linger_seconds: float = 30.0
+    linger_bytes: int = 64 * 2**20
     max_upload_bytes: int = 2**30
     max_file_bytes: int = 200 * 2**20
     max_batch_lines: int = 50_000

@@ -19,7 +19,7 @@ from personae.api.wire.conversation import (
     Tool,
 )
 from personae.api.wire.schema import ChatRequest
-from personae.errors import RequestError
+from personae.errors import RequestError, as_json
 from personae.grammar.reasoning.format import Thinks
 from personae.grammar.schema.gate import ASSERTIONS
 from personae.grammar.spec import GrammarSpec
@@ -227,7 +227,7 @@ def _object(parameters: dict[str, Any] | None, where: str) -> dict[str, Any]:
     kind = parameters.get("type", ["object"])
     if kind != "object" and (not isinstance(kind, list) or "object" not in kind):
         raise RequestError(
-            f"`{where}` must describe an object; its `type` (at #/type) is {kind!r:.80}.",
+            f"`{where}` must describe an object; its `type` (at #/type) is {as_json(kind)}.",
             param=where,
             code="invalid_schema",
         )

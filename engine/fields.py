@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from personae.errors import ModelLoadError
+from personae.errors import ModelLoadError, as_json
 
 Scalar = TypeVar("Scalar", int, float, bool, str)
 
@@ -47,7 +47,7 @@ class Fields:
         if type(default) is float and type(value) is int:
             value = float(value)
         if type(value) is not type(default):
-            raise self.error(name, f"expected {type(default).__name__}, found {value!r}")
+            raise self.error(name, f"expected {type(default).__name__}, found {as_json(value)}")
         return value
 
     def number(
@@ -60,7 +60,7 @@ class Fields:
         value = self.get(name, default if default is not None else 0.0)
         if not 0 <= value <= high or value == float("inf") or (value == 0 and not zero):
             raise self.error(
-                name, f"must be {'at least' if zero else 'over'} 0, at most {high:g}, found {value!r}"
+                name, f"must be {'at least' if zero else 'over'} 0, at most {high:g}, found {as_json(value)}"
             )
         return value
 
@@ -89,7 +89,7 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise self.error(name, f"expected an object, found {value!r}")
+            raise self.error(name, f"expected an object, found {as_json(value)}")
         return self._sections.setdefault(name, Fields(value, f"{self.where}: {name}"))
 
     def unread(self) -> "Iterator[tuple[Fields, str, Any]]":

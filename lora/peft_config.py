@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from personae.errors import AdapterError
+from personae.errors import AdapterError, as_json
 from personae.lora.patterns import ModulePatterns
 from personae.lora.strict_json import decode_object
 from personae.lora.targets import Targets
@@ -219,4 +219,4 @@ def _number(field: str, value: Any) -> float:
 
 
 def _refuse(field: str, value: Any, reason: str) -> NoReturn:
-    raise AdapterError(f"adapter_config.json: {field[:80]} is {value!r:.80}: {reason}", param=field[:80])
+    raise AdapterError(f"adapter_config.json: {field[:80]} is {as_json(value)}: {reason}", param=field[:80])

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from personae.errors import AdapterError
+from personae.errors import AdapterError, as_json
 from personae.lora.peft_names import refusal
 from personae.lora.single import magnitude
 from personae.lora.strict_json import decode_object
@@ -137,12 +137,12 @@ class SafetensorsFile:
         dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
         if not isinstance(dtype, str) or dtype not in _READ:
             raise AdapterError(
-                f"{self.name}: {name!r} has dtype {dtype!r:.40}; supported are {', '.join(_READ)}",
+                f"{self.name}: {name!r} has dtype {as_json(dtype, 40)}; supported are {', '.join(_READ)}",
                 param=name,
             )
         if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
             raise AdapterError(
-                f"{self.name}: {name!r} has shape {shape!r:.80} and data_offsets {offsets!r:.80}; "
+                f"{self.name}: {name!r} has shape {as_json(shape)} and data_offsets {as_json(offsets)}; "
                 f"these must be lists of at most {MAX_DIMS} and of two integers from 0 to 2^48",
                 param=name,
             )

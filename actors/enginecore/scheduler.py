@@ -47,6 +47,7 @@ from personae.grammar.spec import GrammarKey
 GAP_STEPS = 16  # steps between two measurements of the fairness gap
 LOOKAHEAD = 2  # steps that the executor has, at least: one runs, one waits
 MAX_FETCHES = 2  # threads that fetch pages from a tier
+COUNT_SECONDS = 1.0  # until what the tier has stored meanwhile is reported, if no step does
 STORE_SECONDS = 0.05  # between two attempts to store idle pages, if the tier has no room
 AHEAD_SECONDS = 0.003  # with `late`, the next step is planned so long before the end of the running one
 AHEAD_SHARE = 0.1  # of the step's expected time, in addition, since that is an estimate
@@ -83,6 +84,8 @@ class SchedulerActor(Actor[Message]):
         self._tier = tier
         self._fetchers = CapacityLimiter(MAX_FETCHES)
         self._storing = False  # a timer will plan again, to store pages
+        self._counting = False  # a timer will report what the tier has stored
+        self._changed = False  # there is something to report besides steps
         self._late = late
         self._lookahead = max(steps_at_once, LOOKAHEAD)
         self._due = self._timer = 0.0  # when the next step may be planned; the due time of the current timer
@@ -135,8 +138,10 @@ class SchedulerActor(Actor[Message]):
                     deltas += self._end(ids, "preempted")
                 case KeepSession(tenant=tenant, session=session, forget=True):
                     self._scheduler.forget_session(tenant, session)
+                    self._changed = True
                 case KeepSession(tenant=tenant, session=session, seconds=seconds):
                     self._scheduler.keep_session(tenant, session, seconds)
+                    self._changed = True
                 case HoldPages(root=root, chunks=chunks, reply=reply):
                     reply.tell(self._scheduler.hold(root, chunks))
                 case LetGo(number=number):
@@ -166,20 +171,25 @@ class SchedulerActor(Actor[Message]):
             self._executor.tell(RecallPages(wanted))
         if self._tier is not None:
             self._work_on(self._tier)
-        if deltas or stepped or admitted:
+        if deltas or stepped or admitted or self._changed:
+            self._changed = False
             ended, self._ended = tuple(self._ended), []
             self._streamer.tell(StepDone(tuple(deltas), self._stats(), tuple(admitted), ended))
         if self._kv_events is not None and (events := self._kv_events.take()):
             self._streamer.tell(KVEvents(events))
 
     def _work_on(self, tier: Tier) -> None:
-        """Begin the fetches that the scheduler wants; store what is idle when the tier has room again."""
+        """Begin the fetches that the scheduler wants; store what is idle when the tier has room again, and
+        report it when it is stored."""
         for fetch in self._scheduler.take_fetches():
             self.start_soon(self._fetch, tier, fetch)
             self.start_soon(self._lose_patience, fetch)
         if not self._in_flight and not self._storing and self._scheduler.has_unstored:
             self._storing = True
             self.start_soon(self._store_later)
+        if not self._in_flight and not self._counting and tier.pending:
+            self._counting = True
+            self.start_soon(self._count_later)
 
     async def _fetch(self, tier: Tier, fetch: PageFetch) -> None:
         count = await self.in_thread(tier.fetch, fetch, limiter=self._fetchers)
@@ -195,6 +205,11 @@ class SchedulerActor(Actor[Message]):
     async def _store_later(self) -> None:
         await sleep(STORE_SECONDS)
         self._storing = False
+        self._act((), False)
+
+    async def _count_later(self) -> None:
+        await sleep(COUNT_SECONDS)
+        self._counting, self._changed = False, True
         self._act((), False)
 
     def _submit(self, log: SequenceLog) -> None:

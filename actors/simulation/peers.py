@@ -85,6 +85,11 @@ class SimulatedPeers(SimulatedStaging):
         theirs = self._below.seconds(pages)
         return None if theirs is None else max(own, theirs)
 
+    @property
+    def pending(self) -> int:
+        """See Tier."""
+        return 0 if self._below is None else self._below.pending
+
     def counts(self) -> TierCounts:
         """See TierIndex."""
         errors, self._errors = self._errors, 0

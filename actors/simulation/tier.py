@@ -104,6 +104,11 @@ class SimulatedTier(SimulatedStaging):
         """See TierIndex."""
         return None if self._strikes() else pages * self._costs.fetch
 
+    @property
+    def pending(self) -> int:
+        """See Tier."""
+        return 0
+
     def counts(self) -> TierCounts:
         """See TierIndex."""
         counts, self._counts = self._counts, TierCounts()

@@ -5,10 +5,13 @@ client that does not read its answer. Here a head has a maximum size and time, a
 After that the connection is closed, and everything that the request held is freed.
 
 When a client leaves, uvicorn tells only its newest request. Here the one that is being answered hears of it
-too: with pipelining, the newest one waits.
+too: with pipelining, the newest one waits. uvicorn reads nothing meanwhile, so the socket is asked.
+
+A client that still sends when its connection is closed gets its answer: see `lingering.py`.
 """
 
 import asyncio
+import select
 import uuid
 from http import HTTPStatus
 from typing import Any
@@ -18,9 +21,15 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from personae.api.http.flow import FLOW
+from personae.api.http.lingering import LingeringTransport
 from personae.api.settings import ApiSettings
 from personae.api.wire.errors import error_answer, error_response
 from personae.errors import Overloaded, PayloadTooLarge, PersonaeError, RequestError, RequestTimeout
+
+LOOK_SECONDS = 1.0
+"""Between two looks at whether a client has left whose next request waits."""
+
+_LEFT = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR  # only Linux has the first
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -29,19 +38,31 @@ class GuardedProtocol(HttpToolsProtocol):
     settings: ApiSettings = ApiSettings()
     writes: "TurnWrites"
     most_connections = 2**31
+    transport: LingeringTransport
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_bytes: int | None = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._look_timer: asyncio.TimerHandle | None = None
+        self._has_room = True
         self._answering: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """A client connected; its first request's head is expected. If there are too many connections, it is
         answered 503."""
-        super().connection_made(transport)
+        super().connection_made(
+            LingeringTransport(
+                transport,
+                self.loop,
+                self._may_send,
+                seconds=self.settings.linger_seconds,
+                most=self.settings.linger_bytes,
+            )
+        )
         if len(self.connections) > self.most_connections:
+            self._has_room = False
             self.app = _too_many_connections
         self._expect_head()
 
@@ -49,6 +70,9 @@ class GuardedProtocol(HttpToolsProtocol):
         """The client has disconnected."""
         self._cancel_head_timer()
         self._cancel_stall_timer()
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+        self.transport.close_now()
         super().connection_lost(exc)
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
@@ -56,6 +80,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes arrived. Refuses a head that grows over the limit before it is complete."""
+        if self.transport.lingers:
+            self.transport.discard(data)
+            return
         if self._head_bytes is not None:
             self._head_bytes += len(data)
         super().data_received(data)
@@ -83,6 +110,8 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if not self.pipeline:
             self._answering = self.cycle
+        elif self._look_timer is None:
+            self._look_timer = self.loop.call_later(LOOK_SECONDS, self._look)
         # The application begins in a later turn of the loop.
         self.scope["extensions"] = {FLOW: CycleFlow(self.cycle, self.writes)}  # type: ignore[dict-item]  # ours is no dict
 
@@ -107,6 +136,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._cancel_stall_timer()
         super().resume_writing()
 
+    def shutdown(self) -> None:
+        """The server stops. A client that has its answer is not waited for."""
+        if self.transport.lingers:
+            self.transport.close_now()
+        super().shutdown()
+
     def send_400_response(self, msg: str) -> None:
         """The bytes were not HTTP."""
         self._refuse(RequestError(msg, code="invalid_http"))
@@ -130,6 +165,23 @@ class GuardedProtocol(HttpToolsProtocol):
                 param="headers",
             )
         )
+
+    def _may_send(self) -> bool:
+        """Whether more of a request may come, or has come and was not read. A connection for which there is
+        no room does not wait for it."""
+        return self._has_room and (self._head_bytes != 0 or bool(self.pipeline))
+
+    def _look(self) -> None:
+        """See whether the client has left: nothing is read while its next request waits."""
+        self._look_timer = None
+        if not self.pipeline or self.transport.is_closing():
+            return
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), _LEFT)
+        if poll.poll(0):
+            self.transport.abort()
+        else:
+            self._look_timer = self.loop.call_later(LOOK_SECONDS, self._look)
 
     def _refuse(self, error: PersonaeError) -> None:
         """Answer without the application, and close."""

@@ -49,6 +49,19 @@ class Session(msgspec.Struct, kw_only=True):
     object: str = "session"
 
 
+class Turn:
+    """A request of a session while it runs, and what was asked meanwhile: `deleted`, or `changed`, where
+    `ttl` is the new one."""
+
+    __slots__ = ("changed", "deleted", "name", "tenant", "ttl")
+
+    def __init__(self, tenant: str, name: str, ttl: int) -> None:
+        self.tenant = tenant
+        self.name = name
+        self.ttl = ttl
+        self.changed = self.deleted = False
+
+
 class SessionStore:
     """The sessions of all tenants, in memory. A tenant has at most `most`; a further one takes the place of
     the least recently used. `ttl` is the default, in seconds.
@@ -70,6 +83,7 @@ class SessionStore:
         self._data = data
         self._lock = threading.Lock()  # for what the thread reads
         self._tenants: dict[str, OrderedDict[str, Session]] = {}
+        self._turns: dict[_Key, set[Turn]] = {}  # that run
         self._unwritten: dict[_Key, _Counts] = {}  # sessions that have changed, and what to add
         self._written: set[_Key] = set()  # sessions that may be in the database
         self._removed: set[_Key] = set()
@@ -80,28 +94,39 @@ class SessionStore:
         ttl = self._ttl if session is None else session.ttl
         return ttl if options is None or options.ttl is None else max(ttl, OPENAI_TTL)
 
-    def ended(self, tenant: str, name: str, ttl: int, *, prompt: int, cached: int, completion: int) -> None:
-        """Count a request of the session that has ended. Its ttl was `ttl`."""
-        if not ttl:
+    def begin(self, tenant: str, name: str, ttl: int) -> Turn:
+        """A request of the session begins to run. Pass what this returns to `end` or `withdraw`."""
+        turn = Turn(tenant, name, ttl)
+        if ttl:
+            self._live(tenant)
+            with self._lock:
+                self._session(turn)
+                self._turns.setdefault((tenant, name), set()).add(turn)
+        return turn
+
+    def end(self, turn: Turn, *, prompt: int, cached: int, completion: int) -> None:
+        """Count a request that has ended, unless its session was deleted meanwhile."""
+        self._leave(turn)
+        if not turn.ttl or turn.deleted:
             return
-        self._live(tenant)
-        now = int(self._clock())
         with self._lock:
-            sessions = self._tenants.setdefault(tenant, OrderedDict())
-            session = sessions.get(name)
-            if session is None:
-                session = sessions[name] = Session(
-                    id=name, created_at=now, last_used_at=now, expires_at=now + ttl, ttl=ttl
-                )
-            sessions.move_to_end(name)
-            session.last_used_at, session.ttl, session.expires_at = now, ttl, now + ttl
+            session = self._session(turn)
+            session.last_used_at = now = int(self._clock())
+            session.ttl, session.expires_at = turn.ttl, now + turn.ttl
             session.requests += 1
             session.prompt_tokens += prompt
             session.cached_tokens += cached
             session.completion_tokens += completion
-            self._note((tenant, name), (1, prompt, cached, completion))
-            if len(sessions) > self._most:
-                self._drop(tenant, next(iter(sessions)))
+            self._note((turn.tenant, turn.name), (1, prompt, cached, completion))
+
+    def withdraw(self, turn: Turn) -> None:
+        """A request was refused before anything was computed. It does not count."""
+        self._leave(turn)
+        key = turn.tenant, turn.name
+        with self._lock:
+            session = self._tenants.get(turn.tenant, OrderedDict[str, Session]()).get(turn.name)
+            if session is not None and not session.requests and key not in self._turns:
+                self._drop(*key)
 
     def list(self, tenant: str) -> list[Session]:
         """The tenant's sessions, the least recently used first."""
@@ -119,14 +144,18 @@ class SessionStore:
         session = self.find(tenant, name)
         with self._lock:
             session.ttl, session.expires_at = ttl, int(self._clock()) + ttl
+            for turn in self._turns.get((tenant, name), ()):
+                turn.ttl, turn.changed = ttl, True
             self._note((tenant, name), _NOTHING)
         return session
 
     def remove(self, tenant: str, name: str) -> None:
-        """Forget the session. Raises NotFound."""
+        """Forget the session, and the requests of it that run. Raises NotFound."""
         self.find(tenant, name)
         with self._lock:
             self._drop(tenant, name)
+            for turn in self._turns.pop((tenant, name), ()):
+                turn.deleted = True
 
     @contextmanager
     def running(self) -> Iterator["SessionStore"]:
@@ -188,6 +217,29 @@ class SessionStore:
                 if len(sessions) > self._most:
                     self._drop(row["tenant"], next(iter(sessions)))
 
+    def _session(self, turn: Turn) -> Session:
+        """The session of a request, which is now the most recently used one. Call it with the lock."""
+        sessions = self._tenants.setdefault(turn.tenant, OrderedDict())
+        session = sessions.get(turn.name)
+        if session is None:
+            now = int(self._clock())
+            session = sessions[turn.name] = Session(
+                id=turn.name, created_at=now, last_used_at=now, expires_at=now + turn.ttl, ttl=turn.ttl
+            )
+        sessions.move_to_end(turn.name)
+        if len(sessions) > self._most:
+            self._drop(turn.tenant, next(iter(sessions)))
+        return session
+
+    def _leave(self, turn: Turn) -> None:
+        """The request does not run any more."""
+        key = turn.tenant, turn.name
+        with self._lock:
+            if turns := self._turns.get(key):
+                turns.discard(turn)
+                if not turns:
+                    del self._turns[key]
+
     def _note(self, key: _Key, counts: _Counts) -> None:
         """The session has changed. Call it with the lock."""
         if self._data is not None:
@@ -204,11 +256,13 @@ class SessionStore:
             self._removed.add((tenant, name))
 
     def _live(self, tenant: str) -> OrderedDict[str, Session]:
-        """The tenant's sessions whose time is not over; the others are removed."""
+        """The tenant's sessions that run or whose time is not over; the others are removed."""
         with self._lock:
             sessions, now = self._tenants.get(tenant, OrderedDict()), self._clock()
-            for name in [name for name, session in sessions.items() if session.expires_at <= now]:
-                self._drop(tenant, name)
+            over = [name for name, session in sessions.items() if session.expires_at <= now]
+            for name in over:
+                if (tenant, name) not in self._turns:
+                    self._drop(tenant, name)
             if not sessions:
                 self._tenants.pop(tenant, None)
             return sessions

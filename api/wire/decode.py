@@ -19,7 +19,7 @@ from personae.api.wire.foreign import FOREIGN, allowed, neutral
 from personae.api.wire.json_scan import check_keys, check_long_json
 from personae.api.wire.schema import Body, ChatRequest, Sampling
 from personae.api.wire.tolerant import MOST_NAMED, drop_unknown_below
-from personae.errors import RequestError, UnsupportedParameter
+from personae.errors import RequestError, UnsupportedParameter, as_json
 from personae.grammar.fuzzy_match import nearest
 
 T = TypeVar("T", bound=Body)
@@ -28,7 +28,7 @@ _AT = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$")
 _NO_INTEGER = re.compile(r"^Expected `[^`]*\bint\b[^`]*`, got `float`")
-_INVALID = re.compile(r"^Invalid (?:enum )?value ")
+_INVALID = re.compile(r"^Invalid (?:enum )?value (?P<value>.*)$", re.DOTALL)
 _SURROGATE = re.compile(
     rb"(?<!\\)(?:\\\\)*(?P<units>\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[dD][c-fC-F][0-9a-fA-F]{2})?"
     rb"|\\u[dD][c-fC-F][0-9a-fA-F]{2})"
@@ -36,6 +36,7 @@ _SURROGATE = re.compile(
 """An escaped surrogate pair, or half of one."""
 _MENDABLE = (_UNKNOWN, _NO_INTEGER)
 """Messages about bodies that may still be accepted after a closer look."""
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
 _STEP = re.compile(r"\[\d*\]|[^.\[\]]+")
 _SHOWN = 100
 """The number of characters of a client's name that an error repeats."""
@@ -184,9 +185,13 @@ def named_error(error: msgspec.ValidationError, type: type[msgspec.Struct]) -> R
         name = _join(path, missing["name"])
         hint = _TOOL if issubclass(type, ChatRequest) and _TOOL_TYPE.fullmatch(name) else ""
         return RequestError(f"`{name}` is required.{hint}", param=name, code="missing_required_parameter")
-    message, code = message[: 2 * _SHOWN], "invalid_type"
-    if _INVALID.match(message) and (valid := _valid(type, path)):
-        message, code = f"{message}; valid are {', '.join(sorted(valid))}", "invalid_value"
+    code = "invalid_type"
+    if invalid := _INVALID.match(message):
+        message = f"Invalid value {_as_sent(invalid['value'])}"
+        if valid := _valid(type, path):
+            message, code = f"{message}; valid are {', '.join(sorted(valid))}", "invalid_value"
+    else:
+        message = message.replace("`NoneType`", "`null`")[: 2 * _SHOWN]
     return RequestError(f"`{path or 'body'}`: {message}.", param=path or None, code=code)
 
 
@@ -204,9 +209,18 @@ def _hint(type: type[msgspec.Struct], path: str, name: str) -> str:
 
 
 def _valid(type: type[msgspec.Struct], path: str) -> set[str]:
-    """The texts that the field at `path` accepts."""
+    """The values that the field at `path` accepts, as an error lists them: texts without quotes."""
     literals = (one for one in _at(type, path) if isinstance(one, inspect.LiteralType))
-    return {str(value) for literal in literals for value in literal.values}
+    values = (value for literal in literals for value in literal.values)
+    return {value if isinstance(value, str) else as_json(value) for value in values}
+
+
+def _as_sent(shown: str) -> str:
+    """A value in JSON that msgspec shows as Python writes it."""
+    if shown[:1] in ("'", '"'):
+        text = shown[1:-1][:_SHOWN]
+        return '"' + text.replace("\\'", "'").replace('"', '\\"') + '"'
+    return _PYTHON.get(shown, shown[:_SHOWN])
 
 
 def _fields(type: type[msgspec.Struct], path: str) -> set[str]:

@@ -61,6 +61,7 @@ class LiveSequence:
         "delivered",
         "drafts",
         "followers",
+        "forgotten",
         "gave_up_for",
         "handle",
         "id",
@@ -120,6 +121,7 @@ class LiveSequence:
         self.prompt_logprobs_sent = 0
 
         self.keys: list[PageKey] = []  # of its first pages, as far as a tier was asked for them
+        self.forgotten = False  # its session is deleted: nothing of it is kept when it ends
         self.tried_tier = False  # since it began to wait
         self.staged: StagedPages | None = None
 

@@ -27,6 +27,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from personae.engine.plan import MemoryLayout, Row, StepPlan, StepResult
 from personae.engine.scheduling.background import BackgroundAllowance
 from personae.engine.scheduling.fairness import FairnessPolicy
@@ -400,13 +402,17 @@ class Scheduler:
         self._sequences.tick(now)
 
     def keep_session(self, tenant: str, session: str, seconds: float) -> None:
-        """Keep the pages of a tenant's session for so long from now on; 0: no longer. Does nothing if it has
-        none."""
+        """Keep the pages of a tenant's session for so long from now on, and from the end of its sequences on;
+        0: no longer. Does nothing if it has none."""
         self._running.sessions.extend(tenant, session, seconds)
+        for sequence in self._sequences.of_session(tenant, session):
+            sequence.log = replace(sequence.log, session_seconds=seconds)
 
     def forget_session(self, tenant: str, session: str) -> None:
         """Keep nothing of a tenant's session: the pages that nobody else uses leave the cache, and the tier
-        deletes those that it has of the session."""
+        deletes those that it has of the session. Pages of its sequences leave the cache when they end."""
+        for sequence in self._sequences.of_session(tenant, session):
+            sequence.forgotten = True
         self._running.forget_session(tenant, session)
 
     @property

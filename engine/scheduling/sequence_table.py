@@ -360,8 +360,9 @@ class SequenceTable:
             self._wait(sequence)
 
     def end(self, sequence: LiveSequence, *, keep: bool = True) -> None:
-        """End a sequence, in any state. Without `keep`, its computed pages do not stay in the prefix
-        cache."""
+        """End a sequence, in any state. Without `keep`, and if its session is forgotten, its computed pages
+        do not stay in the prefix cache."""
+        keep = keep and not sequence.forgotten
         match sequence.place:
             case SequenceState.RUNNING:
                 if self.quota is not None and not sequence.background:
@@ -392,6 +393,10 @@ class SequenceTable:
         if not self._alive[sequence.key]:
             del self._alive[sequence.key]
             self.policy.forget(sequence.key)
+
+    def of_session(self, tenant: str, session: str) -> list[LiveSequence]:
+        """The sequences of a tenant's session."""
+        return [s for s in self.sequences.values() if s.log.session == session and s.log.tenant == tenant]
 
     def fail(self, sequence: LiveSequence, reason: str | None = None) -> None:
         """End a sequence with an error that no result contains. By default: it needs more memory than there

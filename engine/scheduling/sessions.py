@@ -52,9 +52,14 @@ class SessionTable:
             self._end(tenant, next(iter(sessions)))
 
     def extend(self, tenant: str, name: str, seconds: float) -> None:
-        """Keep what the session keeps for so long from now on. Does nothing if it keeps nothing."""
-        if tenant in self._tenants and name in self._tenants[tenant]:
+        """Keep what the session keeps for so long from now on; 0: no longer. Does nothing if it keeps
+        nothing."""
+        if name not in self._tenants.get(tenant, ()):
+            return
+        if seconds > 0:
             self._extend(self._tenants[tenant][name], seconds)
+        else:
+            self._end(tenant, name)
 
     def forget(self, tenant: str, name: str) -> Sequence[PageNode]:
         """End the session now, and remove its pages from the cache. Returns the pages that are still in

@@ -24,7 +24,7 @@ class PeerTier(StagedTier):
     error: it may have evicted them. `tls` is for engines on other machines.
     """
 
-    pages = room = 0
+    pages = room = pending = 0
     stores = False
 
     def __init__(self, source: PageSource, tls: ssl.SSLContext | None = None) -> None:

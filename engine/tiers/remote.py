@@ -182,6 +182,11 @@ class RemoteTier(StagedTier):
         """See TierIndex."""
         return name not in self._index
 
+    @property
+    def pending(self) -> int:
+        """See Tier."""
+        return self._queued
+
     def counts(self) -> TierCounts:
         """See TierIndex."""
         with self._lock:

@@ -54,6 +54,11 @@ class TierStack(StagedTier):
             longest = None if longest is None or theirs is None else max(longest, theirs)
         return longest
 
+    @property
+    def pending(self) -> int:
+        """See Tier."""
+        return sum(tier.pending for tier in self._tiers)
+
     def counts(self) -> TierCounts:
         """See TierIndex."""
         return TierCounts(*map(sum, zip(*(tier.counts() for tier in self._tiers), strict=True)))

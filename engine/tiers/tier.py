@@ -76,6 +76,10 @@ class TierIndex(Protocol):
 class Tier(TierIndex, Protocol):
     """See the module. Several threads use it."""
 
+    @property
+    def pending(self) -> int:
+        """How many pages were given to `store` and are not counted yet, as stored or failed."""
+
     def store(
         self, keys: Sequence[PageKey], owners: Sequence[PageOwner], ready: Callable[[], PageBytes], /
     ) -> None:

@@ -56,6 +56,11 @@ class WriterTier(StagedTier):
             return 0
         return max(QUEUE_BYTES // self.page_bytes, 1) - self._queued
 
+    @property
+    def pending(self) -> int:
+        """See Tier."""
+        return self._queued
+
     def counts(self) -> TierCounts:
         """See TierIndex."""
         with self._lock:

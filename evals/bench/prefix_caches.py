@@ -13,6 +13,11 @@ Then sessions that do not fit in memory: all have their first turn, then all hav
 turn is the session's prompt so far and new tokens. Both have `--memory` for keys and values. llama.cpp puts
 the slots that it needs for others in the host's memory, we put pages on a disk. Prints turns per second with
 and without that.
+
+Without such a cache every turn computes its whole prompt: with T turns of N new tokens a session computes
+N x T x (T + 1) / 2. On two cores llama.cpp computed a prefix of 4,096 tokens at 142 a second. So the sessions
+have 10,240 to compute by default, which takes it a good minute. Its threads spin while they wait for one
+another: on cores that do other work it takes many times as long. `--rounds 0` leaves out the restarts.
 """
 
 import argparse
@@ -183,6 +188,11 @@ def sessions(run: Comparison) -> None:
     options = ["--kv-memory", f"{run.memory}", "--max-seqs", f"{run.clients}"]
     options += ["--max-model-len", f"{longest + ANSWER}"]
     context = run.memory // per_token // run.clients
+    if context < longest or run.sessions * longest * per_token <= run.memory:
+        raise SystemExit(
+            f"--memory: a session has {longest * per_token} bytes, of which {run.clients} must fit at once, "
+            f"and {run.sessions} must not"
+        )
     print(f"{per_token} bytes a token, {context} tokens for each of llama.cpp's {run.clients} slots")
     servers: dict[str, Callable[[], AbstractContextManager[str]]] = {
         "Personae": lambda: ours(run, *options),
@@ -203,17 +213,18 @@ def main() -> None:
     parser.add_argument("--peer", required=True, help="a Python that has xllamacpp")
     parser.add_argument("--tokens", type=int, default=4096, help="of the prefix")
     parser.add_argument("--rounds", type=int, default=3, help="restarts")
-    parser.add_argument("--sessions", type=int, default=64)
-    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--sessions", type=int, default=16)
+    parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--new", type=int, default=64, help="new tokens in each turn")
-    parser.add_argument("--clients", type=int, default=8, help="turns at once")
-    parser.add_argument("--memory", type=int, default=2**28, help="bytes of keys and values")
+    parser.add_argument("--clients", type=int, default=4, help="turns at once")
+    parser.add_argument("--memory", type=int, default=2**25, help="bytes of keys and values")
     given = vars(parser.parse_args())
     with tempfile.TemporaryDirectory() as folder:
         run = Comparison(folder=Path(folder), **given)
-        print("| | computed | after a restart | sooner |\n|---|---|---|---|")
-        for name in ("Personae", "llama.cpp"):
-            prefix_after_restarts(run, name)
+        if run.rounds:
+            print("| | computed | after a restart | sooner |\n|---|---|---|---|")
+            for name in ("Personae", "llama.cpp"):
+                prefix_after_restarts(run, name)
         sessions(run)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema_rs
 import msgspec
 
-from personae.errors import GrammarError
+from personae.errors import GrammarError, as_json
 from personae.grammar.regex.library import library_pattern
 from personae.grammar.schema.walk import Path, rebuild, subschemas
 
@@ -97,7 +97,7 @@ def dialect(document: dict[str, Any]) -> int:
         return jsonschema_rs.Draft7 if _has_legacy_keywords(document) else jsonschema_rs.Draft202012
     draft = next((draft for name, draft in _DIALECTS.items() if name in str(named)), None)
     if draft is None:
-        raise GrammarError(f"The $schema {named!r} is not a supported dialect.", param=SCHEMA_PARAM)
+        raise GrammarError(f"The $schema {as_json(named)} is not a supported dialect.", param=SCHEMA_PARAM)
     return draft
 
 
@@ -160,7 +160,7 @@ def _failure(
         error = max(chain.from_iterable(kind.context), key=lambda inner: len(inner.instance_path))
     reason = error.message.rstrip(".")
     if isinstance(kind, jsonschema_rs.ValidationErrorKind.Enum):
-        reason = f"{error.instance!r:.80} is not one of {', '.join(map(str, kind.options))}"
+        reason = f"{as_json(error.instance)} is not one of {', '.join(map(str, kind.options))}"
     path = tuple(error.instance_path)
     if isinstance(kind, jsonschema_rs.ValidationErrorKind.Format) and kind.format == "regex":
         path, found = as_written(document, path)

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 import jsonschema_rs
 
-from personae.errors import GrammarError
+from personae.errors import GrammarError, as_json
 from personae.grammar.schema.document import pointer
 from personae.grammar.schema.gate import ASSERTIONS
 from personae.grammar.schema.walk import subschemas, target
@@ -95,7 +95,9 @@ def _alone(schema: Any, definitions: dict[str, Any], function: Function) -> dict
     for one, path in subschemas(schema):
         if "$ref" in one and not str(one["$ref"]).startswith(_LOCAL):
             if function.strict:
-                raise _refusal(function, f"the reference {one['$ref']!r} at {pointer((*path, '$ref'))}")
+                raise _refusal(
+                    function, f"the reference {as_json(one['$ref'])} at {pointer((*path, '$ref'))}"
+                )
             return {}
     return {**schema, **_needed(schema, definitions)}
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_harness import comms_of
 from family_models import make_family_folder
 from tiny_adapters import make_adapter_folder
 from tiny_models import FAMILIES, make_model_folder
@@ -15,7 +16,9 @@ from personae.actors.footprint import footprint
 from personae.actors.options import EngineOptions
 from personae.api.cli import app
 from personae.engine.loader import load_model
+from personae.engine.lora_shapes import pool_rows, rank_shapes
 from personae.errors import LoadError
+from personae.lora.pool import LoraPool
 
 CPU = torch.device("cpu")
 OPTIONS = EngineOptions(Path(), kv_memory=2**24, device="cpu")
@@ -72,6 +75,35 @@ def test_ranks_are_counted_together(tmp_path: Path) -> None:
     for name in ("weight_bytes", "read_bytes", "token_bytes", "kv_tokens", "parameters", "adapter_bytes"):
         assert getattr(stages, name) == getattr(one, name), name
     assert (one.ranks, two.ranks, stages.ranks) == (1, 2, 3)
+
+
+@pytest.mark.parametrize(("size", "attention"), [(3, 1), (4, 2)])
+def test_ranks_without_attention_are_counted_with_the_adapters_that_they_have(
+    size: int, attention: int, tmp_path: Path
+) -> None:
+    folder = make_model_folder(tmp_path, "qwen3_moe", num_experts=8)
+    found = footprint(
+        replace(
+            OPTIONS,
+            model=folder,
+            tensor_parallel_size=size,
+            enable_dp_attention=True,
+            attention_ranks=attention,
+        ),
+        CPU,
+    )
+    models = [load_model(folder, device=CPU, comm=comm) for comm in comms_of(size, attention_ranks=attention)]
+    pools = [
+        LoraPool(
+            rank_shapes(model),
+            capacity_rows=pool_rows(model, found.adapter_ranks),
+            max_adapters=1,
+            dtype=model.dtype,
+            device=CPU,
+        )
+        for model in models
+    ]
+    assert found.adapter_bytes == sum(pool.budget for pool in pools)
 
 
 def test_the_command_says_by_its_exit_code_whether_the_model_fits(

@@ -300,8 +300,13 @@ async def test_a_body_that_is_no_request_is_refused(body: bytes, param: str | No
             "json_object, json_schema, structural_tag, text",
         ),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "custom, function"),
+        (
+            {"stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+            "false",
+        ),
     ],
-    ids=["role", "choice", "effort", "format", "tool"],
+    ids=["role", "choice", "effort", "format", "tool", "boolean"],
 )
 async def test_an_invalid_value_is_told_the_valid_ones(
     change: dict[str, Any], param: str, valid: str, app: Starlette
@@ -309,6 +314,23 @@ async def test_an_invalid_value_is_told_the_valid_ones(
     error = await refused(app, "/v1/chat/completions", json={"model": "base", "messages": [USER], **change})
     assert error["param"] == param
     assert error["message"].endswith(f"; valid are {valid}.")
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "shown"),
+    [
+        ("chat/completions", {"stream_options": {"include_obfuscation": True}}, "Invalid value true;"),
+        ("chat/completions", {"tool_choice": 'it\'s "so"'}, 'Invalid value "it\'s \\"so\\"";'),
+        ("chat/completions", {"reasoning_effort": "x" * 1000}, f'Invalid value "{"x" * 100}";'),
+        ("responses", {"input": [{"type": None}]}, "Expected `str`, got `null`."),
+    ],
+    ids=["boolean", "quotes", "long", "null"],
+)
+async def test_a_value_is_shown_in_json_as_it_was_sent(
+    path: str, change: dict[str, Any], shown: str, app: Starlette
+) -> None:
+    base = {"model": "base", "messages": [USER]} if path == "chat/completions" else {"model": "base"}
+    assert shown in (await refused(app, f"/v1/{path}", json=base | change))["message"]
 
 
 async def test_two_ways_to_bind_an_answer_are_told_as_two(app: Starlette) -> None:

@@ -230,12 +230,15 @@ async def test_every_chunk_may_have_the_usage_so_far(engine: FakeEngine, path: s
     assert counts[-1] == len(engine.answer) + 1
 
 
-async def test_parameters_that_are_no_objects_are_refused_with_their_place(engine: FakeEngine) -> None:
+@pytest.mark.parametrize(("type", "shown"), [("objct", '"objct"'), (None, "null"), ([True], "[true]")])
+async def test_parameters_that_are_no_objects_are_refused_with_their_place(
+    type: Any, shown: str, engine: FakeEngine
+) -> None:
     app = create_app(engine)
-    wrong = {"type": "function", "function": {"name": "f", "parameters": {"type": "objct"}}}
+    wrong = {"type": "function", "function": {"name": "f", "parameters": {"type": type}}}
     error = await refused(app, tools=[wrong])
     assert (error["param"], error["code"]) == ("tools[0].function.parameters", "invalid_schema")
-    assert "`type` (at #/type) is 'objct'" in error["message"]
+    assert f"`type` (at #/type) is {shown}." in error["message"]
 
 
 _NAMED = {"T": {"properties": {"hour": {"type": "integer"}}, "required": ["hour"]}}

@@ -66,7 +66,7 @@ LIES: dict[str, tuple[Any, bytes, str]] = {
     "too many dimensions": ({"a": entry(0, 4, (1,) * 100)}, bytes(4), "has shape"),
     "three offsets": ({"a": entry(0, 4) | {"data_offsets": [0, 4, 4]}}, bytes(4), "has shape"),
     "offsets of text": ({"a": entry(0, 4) | {"data_offsets": "04"}}, bytes(4), "has shape"),
-    "an unknown dtype": ({"a": entry(0, 4, dtype="I32")}, bytes(4), "dtype 'I32'"),
+    "an unknown dtype": ({"a": entry(0, 4, dtype="I32")}, bytes(4), 'dtype "I32"'),
     "a dtype that is a list": ({"a": entry(0, 4, dtype=["F32"])}, bytes(4), "dtype"),
     "a field more": ({"a": entry(0, 4) | {"extra": 1}}, bytes(4), "must be described"),
     "a field less": ({"a": {"dtype": "F32", "shape": [1]}}, bytes(4), "must be described"),

@@ -16,7 +16,7 @@ import anyio
 import pytest
 from msgspec.structs import replace as replace_log
 from page_stores import page_store
-from patience import PATIENCE, eventually
+from patience import PATIENCE, eventually, soon
 from tiny_models import VOCAB, model_folder
 from virtual_clock import real_clock
 
@@ -26,11 +26,12 @@ from personae.actors.in_process import open_in_process
 from personae.actors.options import EngineOptions
 from personae.engine.object_stores import AsyncObjects
 from personae.engine.params import SamplingParams
+from personae.engine.plan import PageKey, PageOwner
 from personae.engine.sequence import SequenceLog
 from personae.engine.tiers.disk import DiskTier
 from personae.engine.tiers.host_memory import HostTier
 from personae.engine.tiers.remote import RemoteTier
-from personae.engine.tiers.tier import PageFetch, Tier
+from personae.engine.tiers.tier import PageBytes, PageFetch, Tier
 
 pytestmark = real_clock
 PROMPT = tuple(random.Random(0).choices(range(4, VOCAB), k=200))
@@ -38,6 +39,7 @@ PARAMS = SamplingParams(max_tokens=8, temperature=0.0, seed=0)
 WHOLE = 192  # tokens of the prompt in full pages
 TIER_ONLY = {  # besides the files of tiers, and of pages' names
     "scheduler.py _work_on",
+    "scheduler.py _count_later",
     "runner.py _move",
     "sequence_table.py _begin_fetch",
     "running.py missing",
@@ -230,6 +232,33 @@ async def test_a_session_of_a_client_is_kept_and_released() -> None:
             if seconds is not None:
                 client.keep_session("default", "s", seconds)
     assert kept == [(1, WHOLE // 16), (1, WHOLE // 16), (0, 0)]
+
+
+async def test_what_an_idle_engine_forgets_and_stores_is_reported_without_another_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may, write = threading.Event(), DiskTier._write
+
+    def late(tier: DiskTier, key: PageKey, owner: PageOwner, page: PageBytes) -> None:
+        may.wait(PATIENCE)
+        write(tier, key, owner, page)
+
+    monkeypatch.setattr(DiskTier, "_write", late)
+    assembly = assemble(options_of(kv_disk=tmp_path, kv_disk_bytes=2**24))
+    tier = await found(assembly.engine_spec.tier)
+    log = SequenceLog("a", PROMPT, len(PROMPT), PARAMS, session="s", session_seconds=600.0)
+    async with open_in_process(assembly.engine_spec) as client:
+        async with client.stream([log]) as stream:
+            async for _ in stream:
+                pass
+        await soon(lambda: tier.pending >= WHOLE // 16, "its pages wait to be written")
+        await soon(lambda: not client.stats().in_flight, "it is idle")
+        assert (client.stats().counters.tier_stored, client.stats().sessions) == (0, 1)
+        may.set()
+        await soon(lambda: client.stats().counters.tier_stored == tier.pages > 0, "they are counted")
+        client.keep_session("default", "s", 0.0)
+        await soon(lambda: not client.stats().sessions, "the session is over")
+    await anyio.to_thread.run_sync(tier.close)
 
 
 async def test_pages_in_int8_survive_too_in_half_the_bytes(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ async def fill(path: Path) -> None:
         ledger.flush()
         sessions = SessionStore(600, data=data)
         for name in ("chat", "a\0b"):
-            sessions.ended("ann", name, 600, prompt=5, cached=2, completion=3)
+            sessions.end(sessions.begin("ann", name, 600), prompt=5, cached=2, completion=3)
         sessions.flush()
         responses = ResponseStore(data)
         first = KeptResponse("ann", "resp_" + "a" * 16, None, b"[]", b"{}")

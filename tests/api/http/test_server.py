@@ -6,6 +6,7 @@ import re
 import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from personae.api.app import create_app
 from personae.api.http import server
 from personae.api.http.address import bind, url
+from personae.api.http.protocol import LOOK_SECONDS
 from personae.api.settings import ApiSettings
 from personae.errors import LoadError
 
@@ -93,13 +95,9 @@ def test_requests_are_served_on_one_connection(address: str) -> None:
 def test_a_header_without_end_is_refused(address: str) -> None:
     with connection(address) as connected:
         connected.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-flood: ")
-        try:
-            for _ in range(100):
-                connected.sendall(b"y" * 1000)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
-        data = read_all(connected)
-    assert not data or refusal(data)[0] == 431
+        for _ in range(100):
+            connected.sendall(b"y" * 1000)
+        assert refusal(read_all(connected))[0] == 431
     assert works(address)
 
 
@@ -236,6 +234,70 @@ def test_a_chunked_body_over_the_limit_is_refused(address: str) -> None:
     assert (status, error["code"]) == (413, "payload_too_large")
 
 
+LONG = 4 * 2**20  # bytes; more than the system buffers, so that some arrive after the answer
+
+
+def sent_before_reading(connected: socket.socket, pieces: int = 1) -> bytes:
+    """The answer to a client that reads only after its whole body is sent, which has so many long pieces."""
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    connected.sendall(f"{head}content-length: {pieces * LONG}\r\n\r\n".encode())
+    for _ in range(pieces):
+        connected.sendall(b" " * LONG)
+    return read_all(connected)
+
+
+def test_a_client_that_reads_after_sending_gets_the_answer_that_closes_its_connection(address: str) -> None:
+    with connection(address) as connected:
+        status, error = refusal(sent_before_reading(connected))
+    assert (status, error["code"]) == (413, "payload_too_large")
+
+
+def test_no_http_is_refused_though_more_of_it_comes(address: str) -> None:
+    with connection(address) as connected:
+        for _ in range(2):
+            connected.sendall(b"hello\r\n\r\n" + b" " * LONG)
+        status, error = refusal(read_all(connected))
+    assert (status, error["code"]) == (400, "invalid_http")
+
+
+def test_httpx_gets_the_413_of_a_body_over_the_limit(address: str) -> None:
+    for _ in range(5):
+        answer = httpx.post(f"{address}/v1/completions", content=b" " * LONG, timeout=PATIENCE)
+        assert answer.status_code == 413
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ApiSettings(max_body_bytes=1, linger_seconds=0.2, linger_bytes=2**40),
+        ApiSettings(max_body_bytes=1, linger_bytes=2**18),
+    ],
+    ids=["time", "bytes"],
+)
+def test_a_client_that_sends_for_ever_is_waited_for_within_limits(settings: ApiSettings) -> None:
+    closed = pytest.raises((BrokenPipeError, ConnectionResetError))
+    with (
+        serving(create_app(FakeEngine(), settings), settings) as address,
+        connection(address) as connected,
+        closed,
+    ):
+        sent_before_reading(connected, pieces=2**20)
+
+
+def test_a_server_stops_at_once_though_a_client_still_sends() -> None:
+    settings = ApiSettings(max_body_bytes=1, linger_seconds=PATIENCE)
+    with ExitStack() as stack:
+        with serving(create_app(FakeEngine(), settings), settings, stop=True) as address:
+            connected = stack.enter_context(connection(address))
+            connected.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: l\r\ncontent-length: 9\r\n\r\n")
+            answer = b""
+            while not answer.endswith(b"}}"):
+                answer += connected.recv(65536)
+            assert refusal(answer)[0] == 413
+            begun = time.monotonic()
+        assert time.monotonic() - begun < server._LAST_SECONDS
+
+
 def test_what_is_no_http_is_refused_in_our_shape(address: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.CRITICAL), connection(address) as connected:
         connected.sendall(b"hello there\r\n\r\n")
@@ -360,3 +422,16 @@ def test_a_client_that_leaves_ends_the_stream_that_runs_while_its_next_request_w
             connected.sendall(2 * b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert connected.recv(1)
         eventually(told.is_set, "the stream is told that its client has left")
+
+
+def test_a_client_that_leaves_ends_the_silent_answer_that_runs_while_its_next_request_waits() -> None:
+    engine = FakeEngine(hold_after=3)
+    with serving(create_app(engine)) as address:
+        with connection(address) as connected:
+            connected.sendall(completion())
+            eventually(lambda: bool(engine.live), "it is being answered")
+            connected.sendall(completion())
+            time.sleep(LOOK_SECONDS)  # nothing is found while the client is there
+            assert engine.live
+        assert engine.left.wait(PATIENCE)
+        assert len(engine.submitted) == len(engine.cancelled) == 1

@@ -101,6 +101,34 @@ def test_a_client_that_trusts_the_certificate_is_answered_and_streamed_to(
         assert streamed.endswith("data: [DONE]\n\n")
 
 
+def test_a_client_that_still_sends_gets_the_answer_that_closes_its_connection(
+    port: int, files: tuple[Path, Path]
+) -> None:
+    body = b" " * (ApiSettings().max_body_bytes + 2**22)
+    for _ in range(3):
+        url = f"https://localhost:{port}/v1/completions"
+        assert httpx.post(url, content=body, verify=trusting(files[0]), timeout=PATIENCE).status_code == 413
+
+
+def test_a_client_that_leaves_behind_a_request_that_waits_ends_the_one_that_runs(
+    files: tuple[Path, Path],
+) -> None:
+    engine = FakeEngine(hold_after=1)
+    body = b'{"model": "base", "prompt": "hi"}'
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    request = head + b"content-length: %d\r\n\r\n" % len(body) + body
+    with serving(create_app(engine), certificate=Certificate(*files)) as address:
+        place = "localhost", int(address.rpartition(":")[2])
+        with (
+            socket.create_connection(place, timeout=PATIENCE) as plain,
+            trusting(files[0]).wrap_socket(plain, server_hostname="localhost") as connected,
+        ):
+            connected.sendall(request)
+            eventually(lambda: bool(engine.live), "it is being answered")
+            connected.sendall(request)
+        assert engine.left.wait(PATIENCE)
+
+
 def test_a_client_that_does_not_trust_it_or_speaks_no_tls_gets_nothing_and_others_are_served(
     port: int, files: tuple[Path, Path]
 ) -> None:

@@ -3,16 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
-from asgi import client
+from asgi import Visit, client
 from fake_engine import FakeEngine
 
 from personae.api.app import create_app
 from personae.api.sessions.store import SessionStore, session_key
 from personae.api.settings import ApiSettings
 from personae.api.tenants.data import DataDir, serving
-from personae.errors import NotFound, StorageFailed
+from personae.errors import NotFound, Overloaded, StorageFailed
 
 pytestmark = pytest.mark.anyio
 CHAT: dict[str, Any] = {"model": "base", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -84,6 +85,55 @@ async def test_a_session_is_shown_changed_and_deleted() -> None:
     assert engine.kept_sessions == [("default", key, 7200), ("default", key, -1)]
 
 
+async def test_a_session_is_known_from_its_first_request_on_and_deleted_while_that_runs() -> None:
+    engine = FakeEngine(hold_after=1)
+    app = create_app(engine, ApiSettings(session_ttl=60))
+    visit, key = Visit("/v1/chat/completions", {**CHAT, "prompt_cache_key": "s"}), session_key("s")
+    async with client(app) as asking, anyio.create_task_group() as tasks:
+        tasks.start_soon(visit.run, app)
+        await anyio.wait_all_tasks_blocked()
+        assert (await asking.get("/v1/sessions/s")).json()["requests"] == 0
+        assert (await asking.delete("/v1/sessions/s")).json()["deleted"] is True
+        assert (await asking.delete("/v1/sessions/s")).status_code == 404
+        assert engine.kept_sessions == [("default", key, -1)]
+        visit.leave()
+        await anyio.wait_all_tasks_blocked()
+        assert engine.kept_sessions == [("default", key, -1)] * 2, "an engine may have got it after the first"
+        assert (await asking.get("/v1/sessions/s")).status_code == 404, "its end does not bring it back"
+
+
+async def test_a_ttl_that_is_set_while_a_request_runs_holds_after_it() -> None:
+    engine = FakeEngine(hold_after=1)
+    app = create_app(engine, ApiSettings(session_ttl=60))
+    visit, key = Visit("/v1/chat/completions", {**CHAT, "prompt_cache_key": "s"}), session_key("s")
+    async with client(app) as asking, anyio.create_task_group() as tasks:
+        tasks.start_soon(visit.run, app)
+        await anyio.wait_all_tasks_blocked()
+        assert (await asking.post("/v1/sessions/s", json={"ttl": 7200})).json()["ttl"] == 7200
+        visit.leave()
+        await anyio.wait_all_tasks_blocked()
+        assert (await asking.get("/v1/sessions/s")).json()["ttl"] == 7200
+    assert engine.kept_sessions == [("default", key, 7200)] * 2
+
+
+async def test_a_request_that_the_engine_refuses_begins_no_session() -> None:
+    engine = FakeEngine(refuse=Overloaded("The queue is full."))
+    async with client(create_app(engine, ApiSettings(session_ttl=60))) as asking:
+        answer = await asking.post("/v1/chat/completions", json={**CHAT, "prompt_cache_key": "s"})
+        assert answer.status_code == 503
+        assert (await asking.get("/v1/sessions")).json()["data"] == []
+
+
+def test_a_session_that_runs_is_not_over() -> None:
+    now = [1000.0]
+    store = SessionStore(60, clock=lambda: now[0])
+    turn = store.begin("ann", "s", 60)
+    now[0] += 600
+    assert store.find("ann", "s").requests == 0
+    store.end(turn, prompt=1, cached=0, completion=1)
+    assert store.find("ann", "s").expires_at == 1660
+
+
 @pytest.mark.parametrize("body", [{}, {"ttl": -1}, {"ttl": 10**9}, {"ttl": "1h"}, {"ttl": 1.5}])
 async def test_a_ttl_out_of_range_is_refused(body: dict[str, Any]) -> None:
     async with client(create_app(FakeEngine())) as asking:
@@ -105,7 +155,7 @@ async def test_sessions_belong_to_their_tenant_end_with_their_time_and_are_bound
     store = SessionStore(60, most=3, clock=lambda: now[0])
 
     def end(tenant: str, name: str, ttl: int = 60) -> None:
-        store.ended(tenant, name, ttl, prompt=1, cached=0, completion=1)
+        store.end(store.begin(tenant, name, ttl), prompt=1, cached=0, completion=1)
 
     end("ann", "s")
     with pytest.raises(NotFound):
@@ -132,7 +182,7 @@ def test_sessions_and_their_counts_survive_a_restart(tmp_path: Path) -> None:
 
     def end(sessions: SessionStore, name: str, ttl: int = 60) -> None:
         now[0] += 1.0
-        sessions.ended("ann", name, ttl, prompt=10, cached=8, completion=2)
+        sessions.end(sessions.begin("ann", name, ttl), prompt=10, cached=8, completion=2)
 
     with serving(tmp_path) as data, store(data).running() as sessions:
         for name in ("deleted", "short", "long\0 name"):
@@ -165,11 +215,12 @@ def test_what_a_full_disk_refused_is_written_later(tmp_path: Path, monkeypatch: 
     with serving(tmp_path) as data:
         sessions = SessionStore(60, data=data)
         for name in ("kept", "removed"):
-            sessions.ended("ann", name, 60, prompt=10, cached=8, completion=2)
+            sessions.end(sessions.begin("ann", name, 60), prompt=10, cached=8, completion=2)
         with monkeypatch.context() as full:
 
             def refuse(self: DataDir) -> None:
-                sessions.ended("ann", "kept", 60, prompt=10, cached=8, completion=2)  # meanwhile
+                meanwhile = sessions.begin("ann", "kept", 60)
+                sessions.end(meanwhile, prompt=10, cached=8, completion=2)
                 raise StorageFailed("the disk is full")
 
             full.setattr(DataDir, "write", refuse)

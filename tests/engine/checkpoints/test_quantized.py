@@ -346,5 +346,5 @@ def test_a_config_that_is_no_object_is_named(tmp_path: Path) -> None:
     folder = copied("gptq-sym", tmp_path / "model")
     config = json.loads((folder / "config.json").read_text()) | {"quantization_config": "gptq"}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelLoadError, match="quantization_config: expected an object, found 'gptq'"):
+    with pytest.raises(ModelLoadError, match='quantization_config: expected an object, found "gptq"'):
         load_model(folder, device=CPU)

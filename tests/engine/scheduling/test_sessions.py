@@ -139,6 +139,31 @@ def test_a_session_that_is_forgotten_leaves_the_cache_but_for_pages_that_others_
     assert server.ask(TURN, tenant="ann") == 20, "the pages that the other session keeps"
 
 
+def test_a_session_that_is_forgotten_or_released_while_its_first_request_runs_keeps_nothing_of_it() -> None:
+    for forget, found in ((True, 0), (False, 39)):
+        server = Server()
+        server.bench.add(make_log("s", TURN, tenant="ann", session="s", session_seconds=60.0, max_tokens=4))
+        for _ in range(2):
+            server.bench.step()
+        if forget:
+            server.scheduler.forget_session("ann", "s")
+        else:
+            server.scheduler.keep_session("ann", "s", 0.0)
+        server.bench.run()
+        assert (server.scheduler.sessions, server.scheduler.pages_kept) == (0, 0)
+        assert server.ask(TURN, tenant="ann") == found
+
+
+def test_nothing_of_a_session_that_is_forgotten_while_it_runs_goes_to_the_tier() -> None:
+    tier = RecordingTier()
+    server = Server(tier)
+    server.bench.add(make_log("s", TURN[:32], tenant="ann", session="s", session_seconds=60.0, max_tokens=4))
+    server.bench.step()
+    server.scheduler.forget_session("ann", "s")
+    server.bench.run()
+    assert tier.stored == []
+
+
 def test_a_session_that_is_forgotten_is_deleted_from_the_tier_and_shared_pages_are_stored_again() -> None:
     tier = RecordingTier()
     server = Server(tier)

@@ -51,11 +51,11 @@ REFUSED_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"init_lora_weights": "corda"}, "base weights"),
     ({"init_lora_weights": "loftq"}, "base weights"),
     ({"init_lora_weights": "lora_ga"}, "base weights"),
-    ({"init_lora_weights": ["gaussian"]}, "base weights"),
+    ({"init_lora_weights": ["gaussian", None]}, r'is \["gaussian", null\]: .* base weights'),
     ({"use_rslora": "false"}, "true or false"),
     ({"r": 0}, "a rank must be"),
     ({"r": 4.0}, "a rank must be"),
-    ({"r": True}, "a rank must be"),
+    ({"r": True}, "is true: a rank must be"),
     ({"r": 10**9}, "a rank must be"),
     ({"rank_pattern": {"q_proj": "4"}}, "a rank must be"),
     ({"rank_pattern": ["q_proj"]}, "object"),
@@ -64,7 +64,7 @@ REFUSED_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"lora_alpha": math.nan}, "finite number"),
     ({"lora_alpha": math.inf}, "finite number"),
     ({"lora_alpha": 10**400}, "finite number"),
-    ({"alpha_pattern": {"q_proj": None}}, "finite number"),
+    ({"alpha_pattern": {"q_proj": None}}, "is null: it must be a finite number"),
     ({"alpha_pattern": 3}, "object"),
 ]
 
