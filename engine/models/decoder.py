@@ -5,7 +5,6 @@ differences between families: the blocks of each layer, norms, scales, tying.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -30,7 +29,7 @@ from personae.engine.layers.rotary import RopeConfig, rotary_tables
 from personae.engine.layers.step import ForwardContext, RankShare, StepPart
 from personae.engine.model_files import ModelFiles
 from personae.engine.parallel.comm import ONE_RANK, Comm, OwnRows
-from personae.engine.parallel.pipeline import Pipeline
+from personae.engine.parallel.pipeline import Incoming, Pipeline
 from personae.engine.quantization import scheme_of
 from personae.engine.quantization.base import EMBEDDING, OUTPUT, Scheme
 from personae.engine.quantization.unquantized import batch_invariant
@@ -455,7 +454,7 @@ class Decoder:
 
     def forward_stage(
         self, tokens: Tensor, positions: Tensor, kv: KVCache, parts: Sequence[StepPart]
-    ) -> tuple[Tensor, Future[None] | None]:
+    ) -> tuple[Tensor, Incoming | None]:
         """Runs the layers of this stage over one part of the tokens after the other, and sends each on to the
         next stage. Stages that have embeddings for each layer get the tokens' embeddings, too.
 

@@ -92,20 +92,46 @@ class Pipeline:
 
     def receive(self, x: Tensor) -> None:
         """Fill x [T, H] with what the stage before sends."""
-        _fill(x, self._before, self._ended)
+        host = _on_host(x)
+        _fill(host, self._before, self._ended)
+        if host is not x:
+            x.copy_(host)
 
-    def begin_receive(self, x: Tensor) -> Future[None]:
-        """Begin to fill x [T, H] with what the stage before sends, after what was asked for earlier. The
-        future is done when it is filled."""
-        return self._receiver.submit(_fill, x, self._before, self._ended)
+    def begin_receive(self, x: Tensor) -> "Incoming":
+        """Begin to fill x [T, H] with what the stage before sends, after what was asked for earlier."""
+        host = _on_host(x)
+        return Incoming(x, host, self._receiver.submit(_fill, host, self._before, self._ended))
+
+
+class Incoming:
+    """Hidden states that another stage sends into `x`. A thread takes them into `host`. It leaves the GPU
+    alone, where they would come between kernels of another step."""
+
+    def __init__(self, x: Tensor, host: Tensor, taken: Future[None]) -> None:
+        self._x, self._host, self._taken = x, host, taken
+
+    def done(self) -> bool:
+        """Whether they have come."""
+        return self._taken.done()
+
+    def result(self) -> None:
+        """Wait until they have come. Then x has them."""
+        self._taken.result()
+        if self._host is not self._x:
+            self._x.copy_(self._host)
+            self._host = self._x
 
 
 def _bytes_of(x: Tensor) -> memoryview:
     return x.view(-1).view(torch.uint8).numpy().data
 
 
-def _fill(x: Tensor, before: socket, ended: Callable[[], NoReturn]) -> None:
-    host = x if x.device.type == "cpu" else torch.empty(x.shape, dtype=x.dtype)
+def _on_host(x: Tensor) -> Tensor:
+    """x itself, or one like it on the host."""
+    return x if x.device.type == "cpu" else torch.empty(x.shape, dtype=x.dtype)
+
+
+def _fill(host: Tensor, before: socket, ended: Callable[[], NoReturn]) -> None:
     rest = _bytes_of(host)
     while rest:
         try:
@@ -115,8 +141,6 @@ def _fill(x: Tensor, before: socket, ended: Callable[[], NoReturn]) -> None:
         if not count:
             ended()
         rest = rest[count:]
-    if host is not x:
-        x.copy_(host)
 
 
 def _close(neighbours: Neighbours) -> None:

@@ -5,7 +5,6 @@ can be one device, several that act as one (`group.py`), or a process elsewhere.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +12,7 @@ import torch
 
 from personae.engine.layers.step import RankShare, StepHalf, StepPart
 from personae.engine.parallel.expert_placement import LayerExperts, Placement
+from personae.engine.parallel.pipeline import Incoming
 from personae.engine.plan import ExpertBalance, MemoryLayout, StepPlan
 from personae.engine.worker.known import KnownTokens
 from personae.kernels.attention import AttentionBatch
@@ -66,7 +66,7 @@ class HiddenStates:
 
     packed: PackedStep
     states: torch.Tensor
-    arrival: Future[None] | None = None
+    arrival: Incoming | None = None
 
     @property
     def arrived(self) -> bool:
