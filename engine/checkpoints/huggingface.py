@@ -15,8 +15,10 @@ from torch import Tensor
 from personae.engine.checkpoints.base import EMBEDDING, Numerics, StoredTensor, dtype_of, kept_as_stored
 from personae.engine.checkpoints.fused_experts import ExpertTensor, separated
 from personae.engine.checkpoints.listing import listing
+from personae.engine.checkpoints.module_names import with_file_names
 from personae.engine.checkpoints.quantized import read_format
 from personae.engine.checkpoints.quantized.base import PackedTensor
+from personae.engine.checkpoints.rows import JoinedRows
 from personae.engine.config import ModelConfig
 from personae.engine.config_file import read_config
 from personae.engine.fields import read_fields
@@ -87,7 +89,8 @@ class Folder:
             if isinstance(layer.attention, AttentionSpec) and layer.attention.reads is not None
             for name in ("k_proj", "v_proj", "k_norm", "v_norm")
         }
-        return separated({name: stored[name] for name in stored if name not in unused}, config)
+        used = {name: stored[name] for name in stored if name not in unused}
+        return separated(with_file_names(used, config), config)
 
     def stored(self) -> dict[str, StoredTensor]:
         """All tensors of the files, by their own names."""
@@ -110,7 +113,9 @@ class Folder:
             dtype = config.dtype or STORED.get(embedding.dtype if embedding else "", "float32")
         computed = dtype_of(asked, dtype)
         # A GPU multiplies experts in few bits one by one, which takes longer than all at once in more bits.
-        sorts = PackedTensor | ExpertTensor if device.type == "cpu" else PackedTensor
+        sorts = (
+            PackedTensor | JoinedRows | ExpertTensor if device.type == "cpu" else PackedTensor | JoinedRows
+        )
         packed = [tensor for tensor in stored.values() if isinstance(tensor, sorts)]
         if quantize is not None or not packed:
             return Numerics(computed, scheme_of(quantize), quantize)

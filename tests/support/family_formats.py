@@ -257,8 +257,27 @@ def gptqmodel(folder: Path, out: Path, plain: Path, **options: Any) -> None:
     with ProcessPoolExecutor(1, apart) as pool:
         pool.submit(_gptqmodel, folder, out, plain, options).result()
     made, wanted = (load_file(path / "model.safetensors").keys() for path in (plain, folder))
-    if missing := sorted(wanted - made):
-        raise ValueError(f"its file has no {missing[0]}, as transformers names it")
+    if wanted - made:
+        _name_as_transformers(folder, plain)
+
+
+def _name_as_transformers(folder: Path, plain: Path) -> None:
+    """Writes `plain` anew by transformers. The tool names tensors as transformers' modules, some of which it
+    has taken apart."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    own = load_file(plain / "model.safetensors")
+    buffers = {name: place for name, place in model.named_buffers() if name in own}
+    for name, place in [*model.named_parameters(), *buffers.items()]:
+        if name not in own:
+            block, _, last = name.removesuffix(".weight").rpartition(".")
+            parts = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
+            blocks = [f"{block}.{each}" for each in range(len(place))] if place.dim() == 3 else [block]
+            whole = [torch.cat([own.pop(f"{each}.{part}.weight") for part in parts]) for each in blocks]
+            own[name] = torch.stack(whole) if place.dim() == 3 else whole[0]
+        place.data.copy_(own.pop(name))
+    if own:
+        raise ValueError(f"transformers has no {sorted(own)[0]}")
+    model.save_pretrained(plain)
 
 
 def _gptqmodel(folder: Path, out: Path, plain: Path, options: dict[str, Any]) -> None:

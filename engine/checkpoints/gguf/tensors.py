@@ -13,6 +13,7 @@ from torch import Tensor
 
 from personae.engine.checkpoints.base import StoredTensor
 from personae.engine.checkpoints.gguf.header import Header, TensorInfo
+from personae.engine.checkpoints.rows import joined
 from personae.engine.config import ModelConfig
 from personae.engine.layers.altup import AltUpSpec
 from personae.engine.layers.attention import AttentionSpec
@@ -247,7 +248,7 @@ def _interleave(found: dict[str, StoredTensor], prefix: str, spec: DeltaNetSpec)
     own = torch.cat([part.view(spec.key_heads, -1) for part in order], 1).flatten()
     for name in names:
         del found[name]
-    found[f"{prefix}.in_proj_qkvz.weight"] = _joined(parts, own)
+    found[f"{prefix}.in_proj_qkvz.weight"] = joined(parts, own)
 
 
 def _merged_mlps(spec: LayerSpec) -> Iterator[MlpSpec]:
@@ -264,46 +265,9 @@ def _merge(found: dict[str, StoredTensor], prefix: str, mlp: MlpSpec) -> None:
     if len(parts) == 2 and parts[0].shape == parts[1].shape and len(parts[0].shape) == 2:
         for part in GATED[:2]:
             del found[f"{prefix}.{part}.weight"]
-        found[whole] = _joined(parts, torch.arange(2 * parts[0].shape[0]))
+        found[whole] = joined(parts)
     elif len(parts) == 1 and (both := found.pop(f"{prefix}.{GATED[1]}.weight", None)) is not None:
         found[whole] = both
-
-
-def _joined(parts: list[StoredTensor], order: Tensor) -> StoredTensor:
-    """One matrix of the rows of several in that order."""
-    first = parts[0]
-    return _Rows(
-        first.name,
-        first.file,
-        (len(order), first.shape[1]),
-        first.dtype,
-        all(tensor.served for tensor in parts),
-        sum(tensor.bytes for tensor in parts),
-        tuple(parts),
-        order,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows(StoredTensor):
-    """The rows of `parts`, one after the other, in that order."""
-
-    parts: tuple[StoredTensor, ...]
-    order: Tensor
-
-    def read(self) -> Tensor:
-        """See `StoredTensor`."""
-        return torch.cat([part.read() for part in self.parts])[self.order]
-
-    @property
-    def kept(self) -> str | None:
-        """See `StoredTensor`."""
-        kinds = {part.kept for part in self.parts}
-        return kinds.pop() if len(kinds) == 1 else None
-
-    def blocks(self, kind: str) -> Tensor:
-        """See `StoredTensor`."""
-        return torch.cat([part.blocks(kind) for part in self.parts])[self.order]
 
 
 def _join(found: dict[str, StoredTensor], prefix: str, spec: LatentAttentionSpec) -> None:
