@@ -6,7 +6,7 @@
 #include <array>
 #include <utility>
 
-#include "dots.h"
+#include "dots_of_two.h"
 #include "sources.h"
 
 namespace {
@@ -171,8 +171,37 @@ void multiply_level_rows(WholeRows x, LevelsChunk& chunk, const LevelsGroup* gro
                     if constexpr (R == 1) {
                         each<int(READINGS)>(read);
                     } else {
+#if defined(DOTS_OF_TWO)
+                        constexpr int PAIRS = (R + 1) / 2, LAST = R - 1;  // of an odd number the last row is there twice
+                        each<G>([&](auto g) ALWAYS_INLINE {
+                            each<TOGETHER>([&](auto t) ALWAYS_INLINE {
+                                const char* lines = groups[g].blocks + at + Read::L.scale_bytes + (first + t) * Read::L.half_bytes();
+                                DotsOfTwo two[PAIRS];
+                                each<PAIRS>([&](auto p) ALWAYS_INLINE {
+                                    two[p].begin(sum[g][2 * p][t].whole(), sum[g][std::min(2 * p + 1, LAST)][t].whole());
+                                });
+                                each<int(4 / PARTS)>([&](auto eight) ALWAYS_INLINE {
+                                    constexpr int64_t WORD = decltype(part)::value * 8 / PARTS + 2 * decltype(eight)::value;
+                                    auto four = [&](auto next) ALWAYS_INLINE {
+                                        constexpr int64_t word = WORD + decltype(next)::value;
+                                        return Read::levels(
+                                            lines, word / Read::WORDS, std::integral_constant<int, int(word % Read::WORDS)>(), table);
+                                    };
+                                    const DotsOfTwo::Levels levels(
+                                        four(std::integral_constant<int, 0>()), four(std::integral_constant<int, 1>()));
+                                    const int8_t* numbers = x.numbers + b * 16 * 32 + WORD * 4;
+                                    each<PAIRS>([&](auto p) ALWAYS_INLINE {
+                                        two[p].add(levels, numbers + 2 * p * 32, numbers + std::min(2 * p + 1, LAST) * 32);
+                                    });
+                                });
+                                each<R>([&](auto r) ALWAYS_INLINE { sum[g][r][t].begin(two[r / 2].whole(r % 2 == 1)); });
+                            });
+                        });
+                        static_cast<void>(read);
+#else
 #pragma GCC unroll 1
                         for (int64_t reading = 0; reading < READINGS; reading++) read(reading);
+#endif
                     }
                     each<G>([&](auto g) ALWAYS_INLINE {
                         const char *block = groups[g].blocks + at, *super = groups[g].blocks + super_at;

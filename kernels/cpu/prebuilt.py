@@ -58,6 +58,7 @@ VARIANTS = (
     ),
     _variant("neon", "asimd", "-march=armv8-a"),
     _variant("neon-dotprod", "asimd asimddp", "-march=armv8.2-a+dotprod"),
+    _variant("neon-i8mm", "asimd asimddp i8mm", "-march=armv8.2-a+dotprod+i8mm"),
 )
 """The poorest first, those of x86 before ARM's."""
 

@@ -50,8 +50,9 @@ def test_a_processor_of_before_has_none(tmp_path: Path) -> None:
         (
             "Features\t: fp asimd aes crc32 atomics fphp asimddp i8mm",
             "aarch64",
-            "neon-dotprod",
+            "neon-i8mm",
         ),
+        ("Features\t: fp asimd aes crc32 atomics fphp asimddp", "aarch64", "neon-dotprod"),
         ("Features\t: fp asimd evtstrm aes crc32 cpuid", "aarch64", "neon"),
         ("flags\t\t: fpu abm avx avx2 bmi1 bmi2", "x86_64", None),
     ],

@@ -56,7 +56,7 @@ def of_avx2(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Future[
 
 
 @pytest.mark.skipif(not shutil.which(CROSS) or not shutil.which(QEMU), reason=f"no {CROSS} or no {QEMU}")
-@pytest.mark.parametrize("name", ["neon", "neon-dotprod"])
+@pytest.mark.parametrize("name", ["neon", "neon-dotprod", "neon-i8mm"])
 @pytest.mark.parametrize(("source", "lines"), [("products.cpp", FORMATS), ("steps.cpp", STEPS)])
 def test_arm_has_the_bits_of_avx2_and_any_number_of_rows_gives_the_same(
     name: str,
