@@ -1,9 +1,11 @@
 """Ranks that exchange through `torch.distributed`: the bits of shared memory, and the answers of one process.
 gloo carries here what NCCL carries between GPUs."""
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,31 @@ def test_parts_of_different_sizes_are_those_of_shared_memory(
     expected = on_each(comms_of(3), call, parts, *args)
     for found, same in zip(on_each(comms_of(3, library="gloo"), call, parts, *args), expected, strict=True):
         assert torch.equal(found, same)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_store_of_ranks_listens_on_loopback_only() -> None:
+    before = _listening()
+    store, port = process_groups.new_store()
+    comms = comms_of(2, library="gloo")
+    opened = _listening() - before
+    assert f"0100007F:{port:04X}" in opened
+    assert {address.partition(":")[0] for address in opened} == {"0100007F"}
+    del store, comms
+
+
+def _listening() -> set[str]:
+    """The addresses at which this process listens on TCP, as the system writes them."""
+    links = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            links.add(os.readlink(link))
+    lines = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{name}").read_text(encoding="ascii").splitlines()[1:]
+    ]
+    return {each[1] for each in lines if each[3] == "0A" and f"socket:[{each[9]}]" in links}
 
 
 def test_a_rank_that_waits_for_one_that_has_ended_says_so() -> None:

@@ -113,7 +113,7 @@ def test_a_copy_that_lost_the_layer_is_told_from_a_model_that_never_had_one(
         ({"vocab_size": 300}, "a vocabulary of 300; the served model has 512."),
         ({"num_nextn_predict_layers": 2}, "num_nextn_predict_layers: one layer is supported, not 2"),
         ({"num_nextn_predict_layers": -1}, "num_nextn_predict_layers: must be at least 0, found -1"),
-        ({"num_nextn_predict_layers": "1"}, "num_nextn_predict_layers: expected int, found '1'"),
+        ({"num_nextn_predict_layers": "1"}, 'num_nextn_predict_layers: expected int, found "1"'),
         (
             {"architectures": ["DeepseekV3ForCausalLM"]},
             "the MTP layers of ['DeepseekV3ForCausalLM'] are not supported, only MiMoForCausalLM",
