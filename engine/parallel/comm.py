@@ -165,8 +165,8 @@ def kinds(size: int, attention_ranks: int) -> list[range]:
 
 
 def subgroups(rank: int, size: int, expert_groups: ExpertGroups, attention_ranks: int) -> tuple[range, range]:
-    """The ranks that have other parts of the same blocks as this one, and those that have other parts of its
-    experts, this one included."""
+    """Two groups that this rank belongs to: the ranks that share its blocks, and the ranks that share its
+    experts."""
     [kind] = [kind for kind in kinds(size, attention_ranks) if rank in kind]
     each = max(len(kind) // expert_groups.number, 1)
     first = rank - (rank - kind.start) % each

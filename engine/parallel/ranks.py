@@ -83,8 +83,8 @@ class RankEnded(RuntimeError):
 class Ranks:
     """All ranks of one model but the first. `comm` is the first rank's part in what they exchange, `count`
     how many ranks there are with the first. `attention_ranks`: see Comm. `two_batches`: see SharedMemory.
-    `library`: what carries what they exchange, None for shared memory. On GPUs each rank has the GPU with its
-    number, of those that this process sees.
+    `library`: what carries what they exchange, None for shared memory. On GPUs rank 0 has
+    the first GPU that this process sees, rank 1 the second, and so on.
 
     `size` ranks share the layers of each of the `stages`. The ranks' numbers go stage by stage. They load
     their parts in parallel to the first rank, which calls `loaded` when it has its own. `far`: all stages but

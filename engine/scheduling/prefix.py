@@ -401,7 +401,7 @@ class PrefixCache:
                 self._scanned = max(self._scanned, partial)
             self._drop_if_unused(root)
         self._pool.take([node.page for node in adopted])
-        for node in reversed(adopted):  # a page before those that it follows
+        for node in reversed(adopted):  # a branch's last page first, since it is evicted first
             node.tenant.pages += 1
             self._add_unheld(node)
         return [node.page for node in adopted]

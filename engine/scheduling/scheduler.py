@@ -409,8 +409,8 @@ class Scheduler:
             sequence.log = replace(sequence.log, session_seconds=seconds)
 
     def forget_session(self, tenant: str, session: str) -> None:
-        """Keep nothing of a tenant's session: the pages that nobody else uses leave the cache, and the tier
-        deletes those that it has of the session. Pages of its sequences leave the cache when they end."""
+        """Keep nothing of a tenant's session. Its pages leave the cache, except those that others use. The
+        tier deletes the pages that it has of it. Pages of sequences that run leave when these end."""
         for sequence in self._sequences.of_session(tenant, session):
             sequence.forgotten = True
         self._running.forget_session(tenant, session)

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from family_models import CASES, make_family_folder
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torchao_weights import plain_weight
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, FineGrainedFP8Config, TorchAoConfig
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
 
@@ -199,23 +200,8 @@ def torchao(name: str, **options: Any) -> Make:
         return TorchAoConfig(getattr(tool, name)(**given), modules_to_not_convert=["lm_head", ".*altup"])
 
     def dequantized(module: Any) -> Tensor | None:
-        from torchao.quantization.quant_primitives import dequantize_affine
-
         own = getattr(module, "weight", None)
-        if not hasattr(own, "qdata"):
-            return None
-        if own.qdata.dtype is torch.float8_e4m3fn:
-            wide: Tensor = own.dequantize(torch.float32)
-        else:
-            wide = dequantize_affine(
-                own.qdata,
-                own.block_size,
-                own.scale.float(),
-                own.zero_point,
-                torch.int8,
-                output_dtype=torch.float32,
-            )
-        return wide
+        return plain_weight(own) if hasattr(own, "qdata") else None
 
     return partial(in_transformers, config=config, dequantized=dequantized)
 

@@ -35,6 +35,7 @@ warnings.filterwarnings("ignore")
 import torch  # noqa: E402  # the tools read these variables when they are imported
 from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import Tensor  # noqa: E402
+from torchao_weights import plain_weight  # noqa: E402
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 272,
@@ -382,7 +383,6 @@ def modelopt(work: Path, out: Path, scheme: str) -> Dequantize:
 
 def torchao(work: Path, out: Path, config: Callable[[], Any]) -> Dequantize:
     """torchao, through transformers."""
-    from torchao.quantization.quant_primitives import dequantize_affine
     from transformers import AutoModelForCausalLM, TorchAoConfig
 
     model = AutoModelForCausalLM.from_pretrained(
@@ -393,22 +393,7 @@ def torchao(work: Path, out: Path, config: Callable[[], Any]) -> Dequantize:
     )
     model.save_pretrained(out)
 
-    def dequantize(name: str) -> Tensor:
-        own = model.get_submodule(name).weight
-        if own.qdata.dtype is torch.float8_e4m3fn:
-            plain: Tensor = own.dequantize(torch.float32)
-            return plain
-        found: Tensor = dequantize_affine(
-            own.qdata,
-            own.block_size,
-            own.scale.float(),
-            own.zero_point,
-            torch.int8,
-            output_dtype=torch.float32,
-        )
-        return found
-
-    return dequantize
+    return lambda name: plain_weight(model.get_submodule(name).weight)
 
 
 def torchao_int4(**options: Any) -> Any:

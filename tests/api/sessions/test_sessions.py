@@ -1,5 +1,7 @@
 """Sessions over HTTP."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import msgspec
 import pytest
 from asgi import Visit, client
 from fake_engine import FakeEngine
+from httpx import AsyncClient
 
 from personae.api.app import create_app
 from personae.api.sessions.store import SessionStore, session_key
@@ -85,13 +88,20 @@ async def test_a_session_is_shown_changed_and_deleted() -> None:
     assert engine.kept_sessions == [("default", key, 7200), ("default", key, -1)]
 
 
-async def test_a_session_is_known_from_its_first_request_on_and_deleted_while_that_runs() -> None:
-    engine = FakeEngine(hold_after=1)
+@asynccontextmanager
+async def one_that_runs(engine: FakeEngine) -> AsyncIterator[tuple[AsyncClient, Visit]]:
+    """A server, and a first request of the session `s` that runs there until its client leaves."""
     app = create_app(engine, ApiSettings(session_ttl=60))
-    visit, key = Visit("/v1/chat/completions", {**CHAT, "prompt_cache_key": "s"}), session_key("s")
+    visit = Visit("/v1/chat/completions", {**CHAT, "prompt_cache_key": "s"})
     async with client(app) as asking, anyio.create_task_group() as tasks:
         tasks.start_soon(visit.run, app)
         await anyio.wait_all_tasks_blocked()
+        yield asking, visit
+
+
+async def test_a_session_is_known_from_its_first_request_on_and_deleted_while_that_runs() -> None:
+    engine, key = FakeEngine(hold_after=1), session_key("s")
+    async with one_that_runs(engine) as (asking, visit):
         assert (await asking.get("/v1/sessions/s")).json()["requests"] == 0
         assert (await asking.delete("/v1/sessions/s")).json()["deleted"] is True
         assert (await asking.delete("/v1/sessions/s")).status_code == 404
@@ -103,12 +113,8 @@ async def test_a_session_is_known_from_its_first_request_on_and_deleted_while_th
 
 
 async def test_a_ttl_that_is_set_while_a_request_runs_holds_after_it() -> None:
-    engine = FakeEngine(hold_after=1)
-    app = create_app(engine, ApiSettings(session_ttl=60))
-    visit, key = Visit("/v1/chat/completions", {**CHAT, "prompt_cache_key": "s"}), session_key("s")
-    async with client(app) as asking, anyio.create_task_group() as tasks:
-        tasks.start_soon(visit.run, app)
-        await anyio.wait_all_tasks_blocked()
+    engine, key = FakeEngine(hold_after=1), session_key("s")
+    async with one_that_runs(engine) as (asking, visit):
         assert (await asking.post("/v1/sessions/s", json={"ttl": 7200})).json()["ttl"] == 7200
         visit.leave()
         await anyio.wait_all_tasks_blocked()
