@@ -75,10 +75,10 @@ class KVCache:
         kinds = [
             _Kind(len(members[spec]), 1, (self._windows, *spec.state), torch.float32) for spec in stateful
         ]
-        kinds += [
-            _Kind(len(layers), spec.parts, self._page_shape(spec), spec.dtype or dtype)
-            for spec, layers in members.items()
-        ]
+        for spec, layers in members.items():
+            kind = spec.dtype or dtype
+            shape = spec.heads, spec.tokens(self.page_size), kv_width(spec.head_dim, kind)
+            kinds.append(_Kind(len(layers), spec.parts, shape, kind))
         tensors = self._reserve(kinds, pages)
         groups, states = tensors[len(stateful) :], tensors[: len(stateful)]
         self._kept = (*groups, *states)
@@ -104,10 +104,6 @@ class KVCache:
             part.view(each.dtype).view(pages, *each[:2], *each.shape).movedim(0, 2)
             for each, part in zip(kinds, torch.split(self._pages, widths, dim=1), strict=True)
         ]
-
-    def _page_shape(self, spec: KVSpec) -> tuple[int, int, int]:
-        """The shape of one page of one layer's keys."""
-        return spec.heads, spec.tokens(self.page_size), kv_width(spec.head_dim, spec.dtype or self.dtype)
 
     @property
     def data(self) -> Tensor:

@@ -36,7 +36,9 @@ from personae.lora.writing import sending
 class LoraPool:
     """The weight pools and page tables of all modules, and the adapters in them.
 
-    `stacks`: by module, the weight pools of all layers as one tensor.
+    `stacks`: by module, the weight pools of all layers as one tensor. `weight_pools`: by group of modules
+    that adapters may change, for each layer, those of its modules, in their order. `tables`: by group, their
+    rank tables, the same in every layer.
 
     capacity_rows: rank rows per module, a multiple of RANK_PAGE. max_adapters: slots. The memory is
     `pool_bytes(shapes, capacity_rows, dtype)`, in whole granules if `memory` has them, and up to as much
@@ -84,14 +86,14 @@ class LoraPool:
             module: LoraStack(a.layers(), b.layers(), self._tables[module])
             for module, (a, b) in self._halves.items()
         }
-        self._weight_pools = {
+        self.weight_pools = {
             group: [
                 tuple(WeightPool(self.stacks[m].a[layer], self.stacks[m].b[layer]) for m in modules)
                 for layer in range(shapes.layers)
             ]
             for group, modules in shapes.groups.items()
         }
-        self._group_tables = {
+        self.tables = {
             group: tuple(self._tables[module] for module in modules)
             for group, modules in shapes.groups.items()
         }
@@ -111,19 +113,6 @@ class LoraPool:
     def residents(self) -> tuple[str, ...]:
         """The digests of the adapters in the pool, the least recently used first."""
         return tuple(self._residents)
-
-    @property
-    def groups(self) -> Collection[str]:
-        """The groups of modules that adapters may change."""
-        return self._group_tables
-
-    def weight_pools(self, layer: int, group: str) -> tuple[WeightPool, ...]:
-        """The weight pools of a group's modules in a layer, in their order."""
-        return self._weight_pools[group][layer]
-
-    def tables(self, group: str) -> tuple[RankTable, ...]:
-        """The rank tables of a group's modules, the same in every layer."""
-        return self._group_tables[group]
 
     def slot(self, digest: str) -> int | None:
         """The slot of an adapter, None if it is not in the pool."""

@@ -98,9 +98,9 @@ class LoraBatch:
         return self._begin(layer, group, x, self._work)
 
     def _begin(self, layer: int, group: str, x: Tensor, work: WorkList) -> Finish:
-        if group not in self._pool.groups:
+        if group not in self._pool.tables:
             return _unchanged
-        weight_pools, tables = self._pool.weight_pools(layer, group), self._pool.tables(group)
+        weight_pools, tables = self._pool.weight_pools[group][layer], self._pool.tables[group]
         add = self._pool.begin_sgmv(x, weight_pools, tables, work, self._side_stream)
 
         def finish(ys: tuple[Tensor, ...]) -> None:
@@ -133,7 +133,7 @@ class LoraBatch:
         for marks in self._arriving:
             marks[layer].wait()
         group = self._pool.shapes.sites[module].group
-        (weights,), (table,) = self._pool.weight_pools(layer, group), self._pool.tables(group)
+        (weights,), (table,) = self._pool.weight_pools[group][layer], self._pool.tables[group]
         work = self._work
         for first, count, slot in zip(
             work.first_row.tolist(), work.rows.tolist(), work.adapter.tolist(), strict=True

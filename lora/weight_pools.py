@@ -27,7 +27,8 @@ GROUP = 8  # pages; in all layers about 2 MB, as much as the system allocates at
 
 
 class RankPool:
-    """A half of a module. `chunk`: bytes per chunk. `kept`: the chunks that always have memory."""
+    """A half of a module. `chunk`: bytes per chunk. `kept`: the chunks that always have memory. `stale`: the
+    chunks that no used page needs and that were not freed, and since which change."""
 
     def __init__(self, memory: Memory, layers: int, pages: int, width: int, dtype: torch.dtype) -> None:
         self._memory = memory
@@ -37,7 +38,7 @@ class RankPool:
         self._page_bytes = layers * RANK_PAGE * width * dtype.itemsize
         self.chunk = memory.granule or self._page_bytes
         self._mapped: set[int] = set()  # chunks with memory, if chunks are granules
-        self._stale: dict[int, int] = {}
+        self.stale: dict[int, int] = {}
         self._changes = 0
         self.kept = self.chunks(0) if memory.granule else range(0)
         for chunk in self.kept:
@@ -67,13 +68,13 @@ class RankPool:
     def used(self, chunks: Iterable[int]) -> None:
         """Pages in these chunks are in use."""
         for chunk in chunks:
-            self._stale.pop(chunk, None)
+            self.stale.pop(chunk, None)
 
     def left(self, chunks: Iterable[int]) -> None:
         """No page in these chunks is in use any more. Some may not have got their memory yet."""
         self._changes += 1
         backed = chunks if not self._memory.granule else self._mapped.intersection(chunks)
-        self._stale.update(dict.fromkeys(backed, self._changes))
+        self.stale.update(dict.fromkeys(backed, self._changes))
 
     def lacking(self, chunks: Iterable[int]) -> list[int]:
         """The chunks without memory, unless memory comes when it is written."""
@@ -84,23 +85,18 @@ class RankPool:
         self._memory.map(self._bytes(chunk))
         self._mapped.add(chunk)
 
-    @property
-    def stale(self) -> dict[int, int]:
-        """The chunks that no used page needs and that were not freed, and since which change."""
-        return dict(self._stale)
-
     def unmapping(self, stale: Mapping[int, int]) -> Iterator[None]:
         """Free the chunks that have been `stale` ever since, piece by piece."""
-        while chunks := [chunk for chunk, since in stale.items() if self._stale.get(chunk) == since]:
+        while chunks := [chunk for chunk, since in stale.items() if self.stale.get(chunk) == since]:
             if self._memory.granule:
-                del self._stale[chunks[0]]
+                del self.stale[chunks[0]]
                 self._mapped.remove(chunks[0])
                 self._memory.unmap(self._bytes(chunks[0]))
             else:
                 group = chunks[0] // self.group
                 own = [page for page in chunks if page // self.group == group]
                 for page in own:
-                    del self._stale[page]
+                    del self.stale[page]
                 self._unmap_pages(self.data[group], [page % self.group for page in own])
             yield
 
@@ -153,7 +149,7 @@ class RankPools(dict[str, tuple[RankPool, RankPool]]):
         """Free what no adapter uses, piece by piece: after the device has done its earlier work, which may
         still read it, and after the copies for evicted adapters are done."""
         halves = [half for pair in self.values() for half in pair]
-        while stale := [(half, half.stale) for half in halves if half.stale]:
+        while stale := [(half, half.stale.copy()) for half in halves if half.stale]:
             copies.begin()
             mark = copies.mark()
             while mark is not None and not mark.reached:

@@ -43,7 +43,7 @@ def test_rows_past_the_rank_in_the_last_page_are_zero() -> None:
     pool.unload(old.digest)
     pool.load(adapter_of(2, {"q": 3}))
     for layer in range(SHAPES.layers):
-        weight_pool = pool.weight_pools(layer, "qkv")[0]
+        weight_pool = pool.weight_pools["qkv"][layer][0]
         assert weight_pool.a[:3].all()
         assert not weight_pool.a[3:].any()
         assert not weight_pool.b[3:].any()
@@ -179,11 +179,11 @@ def test_integrity_notices_what_does_not_add_up() -> None:
     pool = make_pool()
     adapter = adapter_of(1, {"q": 8})
     slot = pool.load(adapter)
-    pool.tables("qkv")[0].rank[slot] = 7
+    pool.tables["qkv"][0].rank[slot] = 7
     with pytest.raises(AssertionError, match="ranks of q"):
         pool.check_integrity()
-    pool.tables("qkv")[0].rank[slot] = 8
-    pool.tables("qkv")[0].pages[slot, 0] += 1
+    pool.tables["qkv"][0].rank[slot] = 8
+    pool.tables["qkv"][0].pages[slot, 0] += 1
     with pytest.raises(AssertionError, match="page table of q"):
         pool.check_integrity()
 
@@ -208,7 +208,7 @@ def test_an_adapter_that_is_loaded_in_pieces_is_in_its_place_from_the_first_and_
     whole.load(other)
     assert whole.load(adapter) == pool.slot(adapter.digest)
     for group in ("qkv", "o", "down"):
-        for mine, theirs in zip(pool.weight_pools(1, group), whole.weight_pools(1, group), strict=True):
+        for mine, theirs in zip(pool.weight_pools[group][1], whole.weight_pools[group][1], strict=True):
             assert torch.equal(mine.a, theirs.a)
             assert torch.equal(mine.b, theirs.b)
 

@@ -65,7 +65,7 @@ def assert_holds(pool: LoraPool, adapter: Adapter) -> None:
     assert slot is not None
     for group, modules in (("qkv", "q k v"), ("o", "o"), ("gate_up", "gate up"), ("down", "down")):
         for layer in range(SHAPES.layers):
-            triples = zip(modules.split(), pool.weight_pools(layer, group), pool.tables(group), strict=True)
+            triples = zip(modules.split(), pool.weight_pools[group][layer], pool.tables[group], strict=True)
             for module, weight_pool, table in triples:
                 rows = table.rows(slot)
                 assert len(rows) == adapter.ranks.get(module, 0)
