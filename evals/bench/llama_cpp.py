@@ -5,8 +5,9 @@
 PYTHON is an interpreter with the package `xllamacpp`: llama.cpp's own server, which its makers compile for
 AVX2. Both servers stream over HTTP, with the threads that the machine has processors. Prompts are random
 token ids and all differ, so no prefix is cached; but they favour guesses from the prompt, which
-`--speculate off` leaves out. Prints medians of tokens/s with each number of `--clients`, and of the
-seconds until the first token after a prompt of 512 tokens. On a busy machine only the ratios mean something.
+`--speculate off` leaves out. Each server first gets the whole load once, unmeasured. Prints medians of
+tokens/s with each number of `--clients`, and of the seconds until the first token after a prompt of 512
+tokens. On a busy machine only the ratios mean something.
 """
 
 import argparse
@@ -57,7 +58,8 @@ def serving(command: list[str], port: int, environment: dict[str, str]) -> Itera
 
 
 async def measure(address: str, tokens: int, seed: int, groups: list[int]) -> list[float]:
-    """Tokens/s of a server with each number of clients in `groups`, and its seconds until the first token."""
+    """Tokens/s of a warm server with each number of clients in `groups`, and its seconds until the first
+    token."""
     drawn = random.Random(seed)
     each_anew = httpx.Limits(max_keepalive_connections=0)  # llama.cpp closes what is idle for 5 s
     async with httpx.AsyncClient(base_url=address, timeout=600, limits=each_anew) as client:
@@ -82,15 +84,18 @@ async def measure(address: str, tokens: int, seed: int, groups: list[int]) -> li
             assert first, f"{address} answered nothing"
             return first
 
-        await answer(16, 4)
-        found = []
-        for clients in groups:
-            began = time.perf_counter()
-            async with anyio.create_task_group() as tasks:
-                for _ in range(clients):
-                    tasks.start_soon(answer, 16, tokens)
-            found.append(clients * tokens / (time.perf_counter() - began))
-        return [*found, await answer(512, 1)]
+        async def play() -> list[float]:
+            found = []
+            for clients in groups:
+                began = time.perf_counter()
+                async with anyio.create_task_group() as tasks:
+                    for _ in range(clients):
+                        tasks.start_soon(answer, 16, tokens)
+                found.append(clients * tokens / (time.perf_counter() - began))
+            return [*found, await answer(512, 1)]
+
+        await play()  # what a server does once, such as getting its memory, is not measured
+        return await play()
 
 
 def free_port() -> int:
