@@ -174,8 +174,8 @@ class ModelOptions:
     enable_two_batch_overlap: Annotated[
         bool,
         OptionInfo(
-            "With --tensor-parallel-size: compute a step of 64 tokens or more as two halves, one of which is "
-            "computed while a rank would wait for what others give it for the other one.",
+            "With --tensor-parallel-size: compute a step of 64 tokens or more as two halves. While a rank "
+            "waits for the other ranks' part of one half, it computes the other half.",
         ),
     ] = False
     expert_parallel_size: Annotated[
@@ -220,8 +220,8 @@ class ModelOptions:
     dist_backend: Annotated[
         Literal["auto", "shared-memory", "gloo", "nccl"],
         OptionInfo(
-            "What carries what those processes give each other while they compute. auto: shared memory on a "
-            "CPU, NCCL on GPUs. gloo is for tests, and slower.",
+            "How those processes exchange data while they compute. auto: by shared memory on a CPU, by NCCL "
+            "on GPUs. gloo is for tests, and slower.",
         ),
     ] = "auto"
     quantize: Annotated[
@@ -236,8 +236,8 @@ class ModelOptions:
     packed_weights_size: Annotated[
         int | None,
         OptionInfo(
-            "How much the weights of CPUs may take in ~/.cache/personae/weights. They are kept there as they "
-            "lie in memory, so that the next start need not pack them and replicas share them. 0 keeps none.",
+            "The most that packed weights may take in ~/.cache/personae/weights. On a CPU the next start "
+            "maps them instead of packing them again, and replicas share them. 0 keeps none.",
             min=0,
             parse=parse_size,
             unset="20GiB",
@@ -368,7 +368,7 @@ class BatchingOptions:
     kv_transfer_backend: Annotated[
         Literal["sockets", "nixl"],
         OptionInfo(
-            "The way of these pages. NIXL reads them from the other engine's memory, without TLS: for a "
+            "What carries these pages. NIXL reads them from the other engine's memory, without TLS: for a "
             "private network with RDMA. Needs nixl (pip install nixl)."
         ),
     ] = "sockets"
@@ -378,7 +378,7 @@ class BatchingOptions:
             "The share of a GPU's memory that weights, adapters, steps and the KV cache together may take. "
             "Without --kv-memory the cache gets what the others leave of it.",
             min=0.1,
-            max=1.0,
+            max=1,
             metavar="SHARE",
         ),
     ] = 0.9
@@ -442,7 +442,7 @@ class ClusterOptions:
     adapter_cache: Annotated[
         Path | None,
         OptionInfo(
-            "With --ray: a folder of each node where adapters are kept that came from here.",
+            "With --ray: the folder in which each node keeps the adapters that it got from this server.",
             unset="~/.cache/personae/adapters",
         ),
     ] = None

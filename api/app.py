@@ -64,6 +64,7 @@ OPERATIONS = (
     embeddings.score,
     embeddings.rerank,
     responses.create_response,
+    responses.count_input_tokens,
     responses.get_response,
     responses.delete_response,
     responses.cancel_response,

@@ -198,9 +198,18 @@ def _refusals() -> Iterator[None]:
         raise typer.Exit(_START_UP_ERROR) from None
 
 
+@contextmanager
+def _option(name: str) -> Iterator[None]:
+    """A ValueError inside the block is about that option, and ends the command."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=name) from None
+
+
 @app.command()
 def plan(
-    model: Annotated[Path, typer.Option(metavar="DIR", help="A model's folder or GGUF file.")],
+    model: Annotated[Path, typer.Option(metavar="MODEL", help="As for `personae serve`.")],
     devices: Annotated[str, typer.Option(metavar="NxKIND", help="What there is: 8xH100, 2xL4, 4xCPU.")],
     context: Annotated[int, typer.Option(min=2, help="Tokens of the longest sequence.")],
     rate: Annotated[float, typer.Option(help="Requests per second.")],
@@ -222,14 +231,12 @@ def plan(
     from personae.actors.options import parse_quantization
     from personae.api.commands.plan import checked_load, run
 
-    try:
+    with _option("--model"):
+        model = check_model(model)
+    with _option("--quantize"):
         known = None if quantize is None else parse_quantization(quantize)
+    with _refusals():
         enough = run(model, devices, checked_load(rate, prompt, answer, context), quantize=known)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--quantize") from None
-    except LoadError as error:
-        typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(_START_UP_ERROR) from None
     if not enough:
         raise typer.Exit(1)
 

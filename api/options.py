@@ -353,7 +353,7 @@ class ServerOptions:
     tenant_metrics: Annotated[
         int,
         OptionInfo(
-            "Tenants with series of their own in /metrics, by name; all others share one. 0 is none.",
+            "How many tenants have series of their own in /metrics, by name; all others share one. 0: none.",
             min=0,
             max=1000,
         ),
@@ -452,7 +452,7 @@ class SeveralModelsOptions:
     keep_alive: Annotated[
         float | None,
         OptionInfo(
-            "With --model: seconds after its last request after which an engine stops.",
+            "With --model: an engine stops so many seconds after its last request.",
             min=0,
             unset="when another needs its memory",
         ),
@@ -552,7 +552,7 @@ def _checked(each: Option, value: Any) -> Any:
     if value is None:
         return None
     if info.min is not None and value < info.min:
-        raise ValueError(f"{value} is less than {info.min:g}")
+        raise ValueError(f"{value} is less than {info.min}")
     if info.max is not None and value > info.max:
-        raise ValueError(f"{value} is more than {info.max:g}")
+        raise ValueError(f"{value} is more than {info.max}")
     return value if info.check is None else info.check(value)

@@ -1,5 +1,7 @@
 """The small routes: models, health, version, metrics, tokenize, detokenize."""
 
+from datetime import UTC, datetime
+
 import msgspec
 from msgspec import UNSET
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -13,6 +15,7 @@ from personae.api.answering import answering, find_model, known_models, with_def
 from personae.api.base_models.base_models import BaseModel
 from personae.api.base_models.listing import model_of, models_of
 from personae.api.body import read_json
+from personae.api.chat import template_kwargs
 from personae.api.dialect import CHAT, Dialect
 from personae.api.exchange import Exchange, exchange_of
 from personae.api.http.operation import Content, operation
@@ -22,7 +25,7 @@ from personae.api.respond import encode_json, json_response
 from personae.api.templates.sandbox import PromptTooLong
 from personae.api.tools import functions_of, shown_tools
 from personae.api.wire.answers import Load, Model, ModelList, Status, Text, Tokens, Version
-from personae.api.wire.schema import DetokenizeRequest, TokenizeRequest
+from personae.api.wire.schema import ChatRequest, DetokenizeRequest, TokenizeRequest
 from personae.engine.generation_config import GenerationDefaults
 from personae.engine.prompt_length import TooManyTokens
 from personae.errors import Overloaded, RequestError
@@ -51,6 +54,8 @@ def _model(card: ModelCard, exchange: Exchange, *, whole: bool = False) -> Model
         root=card.parent or (card.name if card.adapter else exchange.base),
         quantization=card.quantization,
         rank=card.rank,
+        display_name=card.name,
+        created_at=datetime.fromtimestamp(card.created, UTC).isoformat(),
         sampling_defaults=msgspec.structs.replace(sampling, **own),
         defaults=defaults if whole and card.version is not None else UNSET,
     )
@@ -201,6 +206,17 @@ def prompt_ids(exchange: Exchange, body: TokenizeRequest, brief: bool, dialect: 
     if len(ids) > most:
         raise _too_long("prompt" if body.messages is None else "messages", most)
     return ids
+
+
+def prompt_count(exchange: Exchange, asked: ChatRequest, brief: bool, dialect: Dialect) -> int:
+    """The number of tokens in the prompt of a chat completion. Raises what `prompt_ids` does."""
+    body = TokenizeRequest(
+        messages=asked.messages,
+        tools=asked.tools,
+        continue_final_message=asked.continue_final_message,
+        chat_template_kwargs=template_kwargs(exchange, asked),
+    )
+    return len(prompt_ids(exchange, body, brief, dialect))
 
 
 @operation("POST", "/detokenize", body=DetokenizeRequest, answers={200: Text}, refuses=(404,))

@@ -16,6 +16,7 @@ from personae.api.bundled import NAMED
 from personae.api.options import ServeOptions
 from personae.api.telemetry.write_metrics import WriteFailureCollector
 from personae.api.tenants.flusher import WriteFailures
+from personae.api.tenants.store import TenantLimits
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 METRIC = re.compile(r"\b(?:vllm|personae):[a-z_0-9]+")
@@ -96,3 +97,9 @@ def test_the_figures_are_of_what_was_served(scraped: dict[str, list[Any]]) -> No
     for actor in ("personae/front/ingress", "back/scheduler", "personae/front/queue"):
         assert value("personae:mailbox_depth", actor=actor) == 0
     assert value("personae:ready") == 1
+
+
+def test_the_page_about_administration_names_every_limit() -> None:
+    page = (DOCS / "operate" / "administration.md").read_text(encoding="utf-8")
+    listed = page.partition("The limits are those of")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`([a-z_]+)`", listed)) == set(TenantLimits.__struct_fields__)

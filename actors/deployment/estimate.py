@@ -60,10 +60,9 @@ class Layout:
         """The devices of a replica."""
         return self.tensor * self.stages * self.attention
 
-    @property
-    def runs(self) -> bool:
-        """Whether Personae runs it so far, on some kind of device."""
-        return self.attention == 1 or self.stages == 1
+    def runs(self, *, gpu: bool) -> bool:
+        """Whether Personae runs it so far: on GPUs, or on CPUs."""
+        return self.attention == 1 or (self.stages == 1 and not gpu)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,16 @@ class DocumentBlock(Tolerant, tag="document", tag_field="type"):
     cache_control: Any = None
 
 
+class SearchResultBlock(Tolerant, tag="search_result", tag_field="type"):
+    """What a search found. `title` and `source` stand before its text."""
+
+    source: str
+    title: str
+    content: list[TextBlock]
+    citations: Any = None
+    cache_control: Any = None
+
+
 class ThinkingBlock(Tolerant, tag="thinking", tag_field="type"):
     """The reasoning of an earlier answer. One of this server's signatures may replace its text."""
 
@@ -89,7 +99,7 @@ class ToolResultBlock(Tolerant, tag="tool_result", tag_field="type"):
     """What a tool answered."""
 
     tool_use_id: str
-    content: str | list[TextBlock | ImageBlock | DocumentBlock] | None = None
+    content: str | list[TextBlock | ImageBlock | DocumentBlock | SearchResultBlock] | None = None
     is_error: bool | None = None
     cache_control: Any = None
 
@@ -97,7 +107,7 @@ class ToolResultBlock(Tolerant, tag="tool_result", tag_field="type"):
 class UserTurn(Tolerant, tag="user", tag_field="role"):
     """What the user says, and what tools answered."""
 
-    content: str | list[TextBlock | ImageBlock | DocumentBlock | ToolResultBlock]
+    content: str | list[TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock]
 
 
 class AssistantTurn(Tolerant, tag="assistant", tag_field="role"):

@@ -1,7 +1,5 @@
 """`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,9 +16,9 @@ from personae.api.exchange import Exchange, exchange_of
 from personae.api.generation import Job
 from personae.api.http.operation import events, operation
 from personae.api.respond import json_response
-from personae.api.routes import prompt_ids
+from personae.api.routes import prompt_count
 from personae.api.stream import EventStream, respond
-from personae.api.wire.schema import ChatRequest, TokenizeRequest, refuse_unserved
+from personae.api.wire.schema import refuse_unserved
 from personae.errors import UnsupportedParameter
 
 
@@ -82,19 +80,9 @@ async def count_tokens(request: Request) -> Response:
 def _count(exchange: Exchange, body: CountTokensRequest, brief: bool) -> int:
     asked, names = counted(body, exchange.family, exchange.settings.max_messages, exchange.ignored)
     with names.applied():
-        count = len(prompt_ids(exchange, _tokenized(exchange, asked), brief, MESSAGES))
+        count = prompt_count(exchange, asked, brief, MESSAGES)
     names.rename_all(exchange.ignored)
     return count
-
-
-def _tokenized(exchange: Exchange, asked: ChatRequest) -> TokenizeRequest:
-    kwargs: dict[str, Any] = chat.template_kwargs(exchange, asked)
-    return TokenizeRequest(
-        messages=asked.messages,
-        tools=asked.tools,
-        continue_final_message=asked.continue_final_message,
-        chat_template_kwargs=kwargs,
-    )
 
 
 def _exchange_of(request: Request) -> Exchange:

@@ -139,7 +139,7 @@ def _effort(body: Asked, family: Family, ignored: list[str]) -> Any:
     if family.template is None or "reasoning_effort" not in family.template.source:
         ignored.append("output_config.effort")
         return None
-    return "xhigh" if effort == "max" else effort
+    return effort
 
 
 def _conversation(body: Asked, most: int, names: FieldNames, ignored: list[str]) -> list[Message]:
@@ -208,8 +208,12 @@ def _add_user_turn(messages: list[Message], turn: wire.UserTurn, place: str, nam
         messages.append(UserMessage(""))
 
 
-def _part(block: wire.TextBlock | wire.ImageBlock | wire.DocumentBlock) -> ContentPart:
+def _part(
+    block: wire.TextBlock | wire.ImageBlock | wire.DocumentBlock | wire.SearchResultBlock,
+) -> ContentPart:
     match block:
+        case wire.SearchResultBlock():
+            return TextPart("\n".join([block.title, block.source, *(one.text for one in block.content)]))
         case wire.TextBlock():
             return TextPart(block.text)
         case wire.ImageBlock():

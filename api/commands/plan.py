@@ -9,6 +9,9 @@ from personae.actors.deployment.devices import Device, parse_devices
 from personae.actors.deployment.estimate import Estimate, Load, estimates
 from personae.actors.options import Dtype
 from personae.api.commands.table import show
+from personae.api.hub.resolve import on_disk
+from personae.api.local import engine_options_of
+from personae.api.options import ServeOptions
 from personae.engine.checkpoints import open_checkpoint
 from personae.engine.loader import describe
 from personae.errors import LoadError
@@ -18,11 +21,12 @@ SHOWN = 8  # layouts
 
 
 def run(model: Path, devices: str, load: Load, *, dtype: Dtype = "auto", quantize: str | None = None) -> bool:
-    """Print the layouts, the best first, and return whether one can answer the load. Raises LoadError for a
-    wrong model, devices or load."""
+    """Print the layouts, the best first, and return whether one can answer the load. `model` is given as to
+    `personae serve`. Raises LoadError for a wrong model, devices or load."""
     count, device = parse_devices(devices)
     kind = torch.device("cuda" if device.gpu else "cpu")
-    described = describe(open_checkpoint(model), device=kind, dtype=dtype, quantize=quantize)
+    told, _ = engine_options_of(on_disk(ServeOptions(model)))
+    described = describe(open_checkpoint(told.model), device=kind, dtype=dtype, quantize=quantize)
     found = estimates(described, device, count, load)
     typer.echo(
         f"{described.name}, {described.form}, on {count} {device.name}: {load.rate:g} requests/s of "
@@ -30,15 +34,16 @@ def run(model: Path, devices: str, load: Load, *, dtype: Dtype = "auto", quantiz
     )
     rows = [_row(each) for each in found[:SHOWN]]
     show(rows, ("tensor x stages x replicas", "weights", "KV cache", "at a time", "first", "gap", "at most"))
-    best = next(each for each in found if each.layout.runs)
+    best = next(each for each in found if each.layout.runs(gpu=device.gpu))
     if best.problem is not None or best.most <= load.rate:
         typer.echo(f"Not enough: {best.problem or f'at most {best.most:.2g} requests/s'}.")
         return False
     typer.echo(f"Best: {_command(best, model, device, load, quantize)}")
-    if not found[0].layout.runs and found[0].problem is None:
-        typer.echo("Personae does not attend by sequences in several stages so far.")
+    if not found[0].layout.runs(gpu=device.gpu) and found[0].problem is None:
+        where = "on GPUs" if device.gpu else "in several stages"
+        typer.echo(f"Personae does not attend by sequences {where} so far.")
     if device.gpu and best.layout.ranks > 1:
-        typer.echo("Personae shares a model between ranks on CPUs only so far: this needs ranks on GPUs.")
+        typer.echo("Nobody has run ranks on GPUs so far.")
     return True
 
 

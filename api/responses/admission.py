@@ -9,11 +9,11 @@ from anyio import to_thread
 from personae.api.exchange import Exchange
 from personae.api.responses.answers import Response
 from personae.api.responses.builder import ResponseBuilder
-from personae.api.responses.chat_job import chat_job
+from personae.api.responses.chat_job import chat_job, prompt_length
 from personae.api.responses.items import Item, ItemReference, MessageItem
 from personae.api.responses.kept_items import KeptItem, kept_items
-from personae.api.responses.mcp_tools import request_servers, uses_servers
-from personae.api.responses.request import ResponsesRequest, conversation_id
+from personae.api.responses.mcp_tools import RequestServers, request_servers, uses_servers
+from personae.api.responses.request import InputTokensRequest, ResponsesRequest, conversation_id
 from personae.api.responses.rounds import ToolRounds
 from personae.api.responses.store import AddedItems, KeptResponse, ResponseStore
 from personae.api.stream import AnswerJob
@@ -82,18 +82,11 @@ async def admit_kept(
     id = id or f"resp_{uuid.uuid4().hex}"
     own = await _resolved(exchange, _own(body))
     keep = await _keeping(exchange, body, own, id)
-    earlier = await _earlier(exchange, body)
-    if earlier.items or not isinstance(body.input, str):
-        body.input = [*earlier.items, *own]
     if body.max_tool_calls is not None and body.max_tool_calls < 1:
         raise RequestError(
             "`max_tool_calls` must be at least 1.", param="max_tool_calls", code="out_of_range"
         )
-    using = None
-    if uses_servers(body):
-        using = await request_servers(exchange, body)
-        if using.lists:
-            body.input = [*(own if isinstance(body.input, str) else body.input), *using.lists]
+    earlier, using = await _complete_input(exchange, body, own)
     job, names = await chat_job(exchange, body, len(earlier.items), earlier.field)
     job.id, job.created = id, created or job.created
     stored = keep is not None and keep.stored
@@ -113,6 +106,30 @@ async def admit_kept(
         approved={request.id for request in using.approved},
     )
     return rounds, form, keep
+
+
+async def count_input(exchange: Exchange, body: InputTokensRequest) -> int:
+    """The number of tokens in the prompt of a response with these fields. Its MCP servers are asked for their
+    tools. Nothing is generated or stored."""
+    refuse_unserved(body)
+    asked = body.response()
+    earlier, _ = await _complete_input(exchange, asked, await _resolved(exchange, _own(asked)))
+    return await prompt_length(exchange, asked, len(earlier.items), earlier.field)
+
+
+async def _complete_input(
+    exchange: Exchange, body: ResponsesRequest, own: list[Item]
+) -> tuple[Earlier, RequestServers | None]:
+    """Put what the request follows before its `own` items, and the tools of MCP servers behind them."""
+    earlier = await _earlier(exchange, body)
+    if earlier.items or not isinstance(body.input, str):
+        body.input = [*earlier.items, *own]
+    using = None
+    if uses_servers(body):
+        using = await request_servers(exchange, body)
+        if using.lists:
+            body.input = [*(own if isinstance(body.input, str) else body.input), *using.lists]
+    return earlier, using
 
 
 def _own(body: ResponsesRequest) -> list[Item]:

@@ -151,6 +151,12 @@ class ResponseDeleted(msgspec.Struct):
     deleted: bool = True
 
 
+class InputTokens(msgspec.Struct, tag="response.input_tokens", tag_field="object"):
+    """The answer of `POST /v1/responses/input_tokens`."""
+
+    input_tokens: int
+
+
 class _Event(msgspec.Struct, kw_only=True):
     """Events count from 0."""
 

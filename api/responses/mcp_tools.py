@@ -18,7 +18,7 @@ from personae.api.responses.mcp_items import (
     McpListItem,
     McpServerTool,
 )
-from personae.api.responses.request import ResponsesRequest
+from personae.api.responses.request import InputTokensRequest, ResponsesRequest
 from personae.api.tools import check_name
 from personae.errors import DeadlineExceeded, RequestError, ToolServerFailed, UnsupportedParameter
 
@@ -50,7 +50,7 @@ class RequestServers:
     approved: list[ApprovalRequest]
 
 
-def uses_servers(body: ResponsesRequest) -> bool:
+def uses_servers(body: ResponsesRequest | InputTokensRequest) -> bool:
     """Whether the model may call MCP servers."""
     return any(isinstance(tool, McpServerTool) for tool in body.tools or ())
 

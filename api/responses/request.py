@@ -1,4 +1,4 @@
-"""The wire type of `POST /v1/responses`."""
+"""The wire types of `POST /v1/responses` and `POST /v1/responses/input_tokens`."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
@@ -8,7 +8,7 @@ import msgspec
 from personae.api.responses.items import Item, Tool, ToolChoice
 from personae.api.responses.sealed import unsealed
 from personae.api.wire.prompt_cache import CacheOptions, Retention, SessionName
-from personae.api.wire.schema import JsonObjectFormat, Sampling, TextFormat
+from personae.api.wire.schema import Body, Effort, JsonObjectFormat, Sampling, TextFormat
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -37,9 +37,12 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """How much to reason. The whole reasoning is in the answer, so no other summary of it exists."""
+    """How much to reason. The whole reasoning is in the answer, so no other summary of it exists. The chat
+    template decides which earlier reasoning is shown, and there is one mode."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    context: Literal["auto"] | None = None
+    effort: Effort | None = None
+    mode: Literal["standard"] | None = None
     summary: Literal["auto", "detailed"] | None = None
     generate_summary: Literal["auto", "detailed"] | None = None
 
@@ -135,14 +138,57 @@ class ResponsesRequest(Sampling, kw_only=True):
 
     @classmethod
     def prepared(cls, value: Any, ignored: list[str]) -> Any:
-        """See Body; an item without a `type` that has a `role` is a message."""
-        if isinstance(value, dict):
-            value = {**value}
-            if isinstance(items := value.get("input"), list):
-                value["input"] = readable_items(items, "input", ignored)
-            if isinstance(tools := value.get("tools"), list):
-                value["tools"] = _kept(tools, "tools", ignored)
-        return value
+        """See Body, and `_readable_body`."""
+        return _readable_body(value, ignored)
+
+
+class InputTokensRequest(Body, kw_only=True):
+    """`POST /v1/responses/input_tokens`: the fields of a response that decide about its prompt, and some that
+    clients send with them."""
+
+    free_form: ClassVar[tuple[str, ...]] = ("input", "text", "tools", "chat_template_kwargs")
+    unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {"personality": (), "truncation": ("disabled",)}
+
+    model: str | None = None
+    input: str | list[Item] | None = None
+    instructions: str | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    previous_response_id: str | None = None
+    conversation: str | ConversationId | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # Not supported: `unserved` has the neutral values.
+    personality: Any = None
+    truncation: Any = None
+
+    @classmethod
+    def read(cls, body: bytes, ignored: list[str]) -> Self:
+        """Parse `body`. Raises what msgspec raises."""
+        return cls.of(cls.prepared(msgspec.json.decode(body), ignored))
+
+    @classmethod
+    def prepared(cls, value: Any, ignored: list[str]) -> Any:
+        """See Body, and `_readable_body`."""
+        return _readable_body(value, ignored)
+
+    def response(self) -> ResponsesRequest:
+        """The request for a response with this prompt."""
+        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name not in self.unserved}
+        return ResponsesRequest(**{**fields, "input": self.input or []})
+
+
+def _readable_body(value: Any, ignored: list[str]) -> Any:
+    """A body without optional hosted tools; an item without a `type` that has a `role` is a message."""
+    if isinstance(value, dict):
+        value = {**value}
+        if isinstance(items := value.get("input"), list):
+            value["input"] = readable_items(items, "input", ignored)
+        if isinstance(tools := value.get("tools"), list):
+            value["tools"] = _kept(tools, "tools", ignored)
+    return value
 
 
 def readable_items(items: list[Any], name: str, ignored: list[str]) -> list[Any]:

@@ -11,13 +11,13 @@ from personae.api.exchange import Exchange, exchange_of
 from personae.api.generation import unless_disconnected
 from personae.api.http.operation import events, operation
 from personae.api.respond import json_response
-from personae.api.responses.admission import admit
-from personae.api.responses.answers import Event, Response, ResponseDeleted
+from personae.api.responses.admission import admit, count_input
+from personae.api.responses.answers import Event, InputTokens, Response, ResponseDeleted
 from personae.api.responses.background import BackgroundResponses
 from personae.api.responses.kept_items import KeptItem
 from personae.api.responses.mcp_tools import uses_servers
 from personae.api.responses.pages import ItemList, ListItems, item_list, page_of
-from personae.api.responses.request import ResponsesRequest
+from personae.api.responses.request import InputTokensRequest, ResponsesRequest
 from personae.api.responses.store import ResponseStore
 from personae.api.stream import EventStream, respond
 from personae.api.wire.schema import refuse_unserved
@@ -43,6 +43,24 @@ async def create_response(request: Request) -> HttpResponse | EventStream:
     else:
         job, form = await admit(exchange, body)
     return await respond(request, job, form, stream=bool(body.stream))
+
+
+@operation(
+    "POST",
+    "/v1/responses/input_tokens",
+    body=InputTokensRequest,
+    answers={200: InputTokens},
+    refuses=(403, 404, 424),
+)
+async def count_input_tokens(request: Request) -> HttpResponse:
+    """Count the tokens of the prompt that a response would have; nothing is generated."""
+    exchange = exchange_of(request)
+    body = await read_json(request, InputTokensRequest, exchange)
+    if uses_servers(body):  # they take time to answer
+        count = await unless_disconnected(request.receive, lambda: count_input(exchange, body))
+    else:
+        count = await count_input(exchange, body)
+    return json_response(InputTokens(count))
 
 
 async def _begun(request: Request, exchange: Exchange, body: ResponsesRequest) -> HttpResponse:

@@ -261,7 +261,8 @@ class Model(msgspec.Struct):
     `quantization` says how the base's weights are stored; null means as its dtype says. `rank` is the largest
     rank of an adapter's matrices, null for the base. `sampling_defaults` apply where a request says nothing.
     `defaults` are all that an uploaded adapter has of its own; lists leave them out. `state` is that of the
-    base's engine, of a server with several: a request for one that is asleep starts it.
+    base's engine, of a server with several: a request for one that is asleep starts it. `type`,
+    `display_name`, `created_at` (RFC 3339) and `lifecycle` are for Anthropic's clients.
     """
 
     id: str
@@ -271,18 +272,23 @@ class Model(msgspec.Struct):
     root: str
     quantization: str | None
     rank: int | None
+    display_name: str
+    created_at: str
     sampling_defaults: SamplingDefaults
     defaults: RequestDefaults | UnsetType = UNSET
     state: EngineState | UnsetType = UNSET
     object: Literal["model"] = "model"
     owned_by: str = "personae"
+    type: Literal["model"] = "model"
+    lifecycle: Literal["active"] = "active"
 
 
 class ModelList(msgspec.Struct):
-    """The answer of `GET /v1/models`."""
+    """The answer of `GET /v1/models`: all models. Anthropic's clients ask for pages, and this is one."""
 
     data: list[Model]
     object: Literal["list"] = "list"
+    has_more: Literal[False] = False
 
 
 class Tokens(msgspec.Struct):

@@ -6,6 +6,7 @@ vLLM, SGLang, LoRAX, llama.cpp, and OpenAI's other routes; docs/guide/migrating.
 
 import re
 from collections.abc import Collection
+from itertools import pairwise
 
 _PLACE = re.compile(r"\[\d+\]")
 _LENGTH = ("max_tokens", "max_output_tokens")
@@ -40,6 +41,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "n_predict": _LENGTH,
     "n_probs": ("logprobs", "top_logprobs"),
     "num_predict": _LENGTH,
+    "output_format": ("output_config.format",),
     "prompt": ("messages", "input"),
     "reasoning": ("reasoning_effort",),
     "reasoning_effort": ("reasoning.effort",),
@@ -75,22 +77,30 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 counts."""
 
 _ROUTES = {
+    "apply-template": "/tokenize",
     "chat": "/v1/chat/completions",
+    "complete": "/v1/completions",
     "completion": "/v1/completions",
     "embed": "/v1/embeddings",
+    "evals": "/v1/eval_reports",
     "generate": "/v1/completions",
     "generate_stream": "/v1/completions",
     "healthz": "/health",
     "get_model_info": "/v1/models",
+    "infill": "/v1/completions, with `suffix`",
     "invocations": "/v1/chat/completions",
     "livez": "/health",
     "lora-adapters": "/v1/adapters",
     "readyz": "/ready",
     "redoc": "/docs",
     "props": "/v1/models",
+    "ps": "/v1/models",
+    "render": "/tokenize",
+    "server_info": "/v1/models",
     "show": "/v1/models",
     "slots": "/metrics",
     "tags": "/v1/models",
+    "tokenizer_info": "/v1/models",
 }
 
 _NOT_SERVED = {
@@ -106,13 +116,15 @@ _NOT_SERVED = {
 
 _INSTEAD = {
     "assistants": "Assistants are not served; /v1/responses has tools, and conversations that it keeps.",
+    "containers": "No code is run here; the client runs the tools that the model calls.",
     "fine_tuning": "Training is not served; POST /v1/adapters takes a trained adapter.",
+    "messages/batches": "Batches of messages are not served; /v1/batches takes other requests.",
     "pull": "Models are loaded at the start: `personae serve org/name` downloads one.",
     "realtime": "Speech is not served: this server generates text.",
     "threads": "Threads are not served; /v1/conversations keeps what was said, for /v1/responses.",
     "vector_stores": "Search is not served; /v1/embeddings and /v1/rerank compute what it needs.",
 }
-"""A part of another server's route, and what to do here."""
+"""A part of another server's route, or two, and what to do here."""
 
 _FOUND = "It is detected from the chat template; {} sets it."
 _NEEDLESS = "It is not needed; --adapter-memory is for all adapters together."
@@ -189,7 +201,7 @@ def route_here(path: str) -> str | None:
     """A sentence about a route of another server. None if it is not known."""
     parts = [part for part in path.split("/") if part]
     last = parts[-1] if parts else ""
-    for part in parts:
+    for part in (*parts, *map("/".join, pairwise(parts))):
         if part in _INSTEAD:
             return _INSTEAD[part]
     if last in _NOT_SERVED:

@@ -46,6 +46,10 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return msgspec.convert(value, cls, str_keys=True)
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much to reason. A chat template that takes it gets the word as it is."""
+
+
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """`stream_options`: whether a last chunk has the usage, and every chunk the usage so far."""
 
@@ -281,7 +285,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     tools: list[Tool | CustomTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Effort | None = None
     prediction: Prediction | None = None
     # vLLM's field: false leaves the reasoning out of the answer.
     include_reasoning: bool | None = None

@@ -11,12 +11,13 @@ from tiny_models import model_folder
 from typer.testing import CliRunner
 
 from personae.actors.deployment.devices import DEVICES, parse_devices
-from personae.actors.deployment.estimate import Layout, Load, estimates, expected
+from personae.actors.deployment.estimate import Estimate, Layout, Load, estimates, expected
 from personae.actors.simulation.scenario import Scenario
 from personae.actors.simulation.trouble import Costs
 from personae.actors.simulation.workload import SimulatedWorkload
 from personae.actors.simulation.world import simulate
 from personae.api.cli import app
+from personae.api.commands import plan
 from personae.engine.checkpoints import open_checkpoint
 from personae.engine.loader import Described, describe
 from personae.errors import LoadError
@@ -102,9 +103,27 @@ def test_attention_by_sequences_has_room_for_more_tokens_where_ranks_would_have_
     whole = found[Layout(1, 1, 4)]
     assert tensor.weight_bytes < attention.weight_bytes < whole.weight_bytes  # attention is not divided
     assert attention.kv_tokens > tensor.kv_tokens  # two heads of keys and values on four ranks
-    assert attention.layout.runs
-    assert not Layout(1, 2, 1, attention=2).runs
+    assert attention.layout.runs(gpu=False)
+    assert not Layout(1, 2, 1, attention=2).runs(gpu=False)
     assert {each.attention for each in {one.layout for one in estimates(described(), SMALL, 4, load)}} == {1}
+
+
+@pytest.mark.parametrize(("device", "where"), [("H100", "on GPUs"), ("cpu", "in several stages")])
+def test_a_plan_gives_no_command_that_the_server_refuses_on_these_devices(
+    device: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_sequences_first(*given: Any) -> list[Estimate]:
+        stages = 1 if device == "H100" else 2
+        first = Layout(1, stages, 1, attention=2)
+        [plain, *_] = [each for each in estimates(*given) if each.layout.attention == 1]
+        return [replace(plain, layout=first), plain]
+
+    monkeypatch.setattr(plan, "estimates", by_sequences_first)
+    asked = ["--devices", f"4x{device}", "--context", "256", "--rate", "1"]
+    found = CliRunner().invoke(app, ["plan", "--model", str(model_folder("qwen3_moe")), *asked])
+    assert found.exit_code == 0, found.output
+    assert "--enable-dp-attention" not in found.output
+    assert f"Personae does not attend by sequences {where} so far." in found.output
 
 
 def test_a_step_of_few_tokens_reads_few_experts() -> None:
@@ -156,6 +175,16 @@ def test_a_plan_of_wrong_input_names_the_option(arguments: str, said: str) -> No
     result = CliRunner().invoke(app, ["plan", "--model", str(model_folder("llama")), *arguments.split()])
     assert result.exit_code == 2
     assert said in result.output
+
+
+def test_a_plan_takes_a_model_as_serve_does(tmp_path: Path) -> None:
+    asked = ["--devices", "2xcpu", "--context", "256", "--rate", "1"]
+    demo = CliRunner().invoke(app, ["plan", "--model", "demo", *asked])
+    assert demo.exit_code == 0, demo.output
+    assert "personae serve demo --device cpu --max-model-len 256" in demo.output
+    missing = CliRunner().invoke(app, ["plan", "--model", str(tmp_path / "nothing"), *asked])
+    assert missing.exit_code == 2
+    assert "does not exist" in missing.output
 
 
 def test_a_plan_shows_the_layouts_and_the_command_for_the_best(tmp_path: Path) -> None:

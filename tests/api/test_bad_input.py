@@ -293,7 +293,7 @@ async def test_a_body_that_is_no_request_is_refused(body: bytes, param: str | No
             "assistant, developer, function, system, tool, user",
         ),
         ({"tool_choice": "sometimes"}, "tool_choice", "auto, none, required"),
-        ({"reasoning_effort": "max"}, "reasoning_effort", "high, low, medium, minimal, none, xhigh"),
+        ({"reasoning_effort": "most"}, "reasoning_effort", "high, low, max, medium, minimal, none, xhigh"),
         (
             {"response_format": {"type": "yaml"}},
             "response_format.type",
@@ -438,6 +438,7 @@ async def test_tools_in_another_shape_lead_to_the_one_here(
         ("/v1/responses", {"input": "hi", "max_tokens": 5}, "Here it is `max_output_tokens`."),
         ("/v1/responses", {"input": "hi", "response_format": {}}, "Here it is `text.format`."),
         ("/v1/responses", {"input": "hi", "messages": []}, "Here it is `input`."),
+        ("/v1/messages", {"output_format": {"type": "json_schema"}}, "Here it is `output_config.format`."),
     ],
 )
 async def test_an_error_about_a_misspelled_field_names_the_field_that_was_meant(

@@ -84,6 +84,7 @@ async def test_an_answer_in_chunks_is_not_given_whole_in_its_place(engine) -> No
         ({"device": "gpu"}, "'gpu'"),
         ({"max_seqs": "4"}, "max_seqs"),
         ({"max_seqs": 0}, "`max_seqs`: 0 is less than 1"),
+        ({"session_ttl": 9_999_999}, "`session_ttl`: 9999999 is more than 2592000."),
         ({"quantize": "int3"}, "`quantize`: 'int3' is not one of"),
         ({"root_path": "llm"}, "`root_path`: .* write it as /llm"),
         ({"kv_memory": "2 apples"}, "is not a size"),

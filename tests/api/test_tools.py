@@ -273,7 +273,7 @@ async def test_arguments_are_objects_also_where_a_draft_ignores_the_type_beside_
 
 async def test_reasoning_effort_becomes_what_the_template_knows(engine: FakeEngine) -> None:
     app = create_app(engine)
-    for effort, end in (("none", "</think>"), ("high", "<think>")):
+    for effort, end in (("none", "</think>"), ("high", "<think>"), ("max", "<think>")):
         await ask(app, reasoning_effort=effort)
         prompt = engine.tokenizer.decode(engine.submitted[-1].tokens, skip_special_tokens=False)
         assert prompt.rstrip().endswith(end)

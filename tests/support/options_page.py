@@ -55,7 +55,7 @@ def _values(each: Option) -> Iterator[str]:
 def _bounds(info: OptionInfo) -> str:
     if info.min is None:
         return ""
-    return f", at least {info.min:g}" if info.max is None else f", {info.min:g} to {info.max:g}"
+    return f", at least {info.min}" if info.max is None else f", {info.min} to {info.max}"
 
 
 def _default(each: Option) -> str:

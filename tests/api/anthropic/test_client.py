@@ -252,3 +252,9 @@ def test_the_key_may_come_as_x_api_key(tmp_path: Path) -> None:
         ):
             ask(client)
         assert refused.value.body["error"]["type"] == "authentication_error"
+
+
+def test_models_are_listed_and_shown_as_anthropics_clients_read_them(client: Anthropic) -> None:
+    [base, *_] = client.models.list()
+    assert (base.id, base.display_name, base.type, base.lifecycle) == ("base", "base", "model", "active")
+    assert client.models.retrieve("base") == base

@@ -267,3 +267,25 @@ async def test_a_document_that_is_not_text_is_refused_by_its_place() -> None:
         blocks = [{"type": "document", "source": source}]
         visit = await ask(create_app(FakeEngine()), messages=[{"role": "user", "content": blocks}])
         assert (visit.status, visit.error["param"]) == (400, "messages[0].content[0].type")
+
+
+async def test_a_search_result_is_in_the_prompt_with_its_title_and_source() -> None:
+    engine = FakeEngine()
+    app = create_app(engine)
+    found = {
+        "type": "search_result",
+        "title": "Title",
+        "source": "https://example.com",
+        "content": [{"type": "text", "text": "A note."}, {"type": "text", "text": "Another."}],
+        "citations": {"enabled": True},
+    }
+    whole = {"type": "text", "text": "Title\nhttps://example.com\nA note.\nAnother."}
+    call = {"type": "tool_use", "id": "toolu_1", "name": "search", "input": {}}
+    for block in (found, whole):
+        assert (await ask(app, messages=[{"role": "user", "content": [block]}])).status == 200
+        result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [block]}
+        turns = [("user", "Search."), ("assistant", [call]), ("user", [result])]
+        messages = [{"role": role, "content": content} for role, content in turns]
+        assert (await ask(app, messages=messages)).status == 200
+    assert engine.submitted[0].tokens == engine.submitted[2].tokens
+    assert engine.submitted[1].tokens == engine.submitted[3].tokens

@@ -1,0 +1,87 @@
+"""`POST /v1/responses/input_tokens` by the `openai` package: the count is that of the prompt."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from fake_engine import FakeEngine, byte_tokenizer
+from live_server import serving
+from openai import OpenAI
+from responses_asked import WEATHER
+from tool_chat import TAGS, TEMPLATE
+from uploads import UploadFixture, open_fixture
+
+from personae.api.app import create_app
+from personae.api.responses.store import ResponseStore
+
+RESULT = {"type": "function_call_output", "call_id": "call_1", "output": "rain"}
+CALL = {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": '{"city": "Bonn"}'}
+ASKED: list[dict[str, Any]] = [
+    {"input": "hi"},
+    {"input": "hi", "instructions": "Be brief.", "tools": [WEATHER], "tool_choice": "required"},
+    {"input": [{"role": "user", "content": "Rain?"}, CALL, RESULT], "tools": [WEATHER]},
+    {"input": "hi", "reasoning": {"effort": "none"}},
+]
+
+
+@pytest.fixture
+def fixture(tmp_path: Path) -> Iterator[UploadFixture]:
+    engine = FakeEngine(tokenizer=byte_tokenizer(TEMPLATE, TAGS), max_model_len=4096)
+    with open_fixture(tmp_path) as fixture:
+        fixture.engine = engine
+        fixture.app = create_app(engine, tenants=fixture.tenants, stored=ResponseStore(fixture.data))
+        yield fixture
+
+
+@pytest.fixture
+def client(fixture: UploadFixture) -> Iterator[OpenAI]:
+    with (
+        serving(fixture.app) as address,
+        OpenAI(base_url=f"{address}/v1", api_key=fixture.key("ann"), max_retries=0) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("fields", ASKED)
+def test_as_many_tokens_are_counted_as_the_response_has_in_its_prompt(
+    fields: dict[str, Any], client: OpenAI, fixture: UploadFixture
+) -> None:
+    count = client.responses.input_tokens.count(model="base", **fields).input_tokens
+    assert not fixture.engine.submitted
+    usage = client.responses.create(model="base", **fields).usage
+    assert usage is not None
+    assert count == usage.input_tokens == len(fixture.engine.submitted[-1].tokens)
+
+
+def test_the_count_includes_what_the_response_would_follow(client: OpenAI) -> None:
+    first = client.responses.create(model="base", input="I am Ada.")
+    kept = client.conversations.create(items=[{"role": "user", "content": "I am Ada."}])
+    alone = client.responses.input_tokens.count(model="base", input="Who?").input_tokens
+    for earlier in ({"previous_response_id": first.id}, {"conversation": kept.id}):
+        count = client.responses.input_tokens.count(model="base", input="Who?", **earlier).input_tokens
+        usage = client.responses.create(model="base", input="Who?", store=False, **earlier).usage
+        assert usage is not None
+        assert alone < count == usage.input_tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "input"),
+        ({"input": "hi", "truncation": "auto"}, "truncation"),
+        ({"input": "hi", "extra_body": {"personality": "friendly"}}, "personality"),
+        ({"input": "hi", "extra_body": {"max_output_tokens": 5}}, "max_output_tokens"),
+        ({"previous_response_id": "resp_x"}, "previous_response_id"),
+        ({"input": "hi", "model": "nobody"}, "model"),
+        ({"input": "hi", "tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused_by_its_name(
+    fields: dict[str, Any], param: str, client: OpenAI
+) -> None:
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.responses.input_tokens.count(**{"model": "base", **fields})
+    assert isinstance(refused.value.body, dict)
+    assert refused.value.body["param"] == param
