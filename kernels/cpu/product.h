@@ -276,24 +276,66 @@ void multiply_vectors(const Rows& x, Count rows, const Packed& w, Rest&... rest)
     multiply_with_vectors<Product>(x, rows, w, rest...);
 }
 
-// With tiles: of a group all panels, whose sums stay in tiles.
-template <typename More, typename Place, typename Take>
-void multiply_with_tiles(const Rows& x, Count rows, const Packed& w, int64_t first, int64_t last, const float* bias,
-                         More& more, Place place, Take take) {
-    begin_tiles(rows.rows);
-    for (int64_t g = first; g < last; g++) {
-        if (!rows.of(g)) continue;
-        const Biases biases(bias, w, g);
-        more.begin(w, g);
-        for (int64_t row = 0; row < rows.of(g); row += PANEL) {
-            const int64_t count = std::min(PANEL, rows.of(g) - row);
-            const Quarters c = place(row, count, g);
-            multiply_tiles(x.at(row, 0), (const bf16*)w.group(g), w.blocks, count, row == 0, biases.half);
-            more.add_tiles(row, count);
-            store_sums(c, count);
-            take(row, count, g, c);
-        }
+// How many rows and weights a product with tiles meets before it goes on. A band of rows stays in the second cache while it meets all
+// groups of an item. A part of a group stays in the first while the band meets it, and the band's rows pass by.
+struct Cut {
+    static constexpr int64_t BAND = 512 << 10, PART = 18;  // bytes of rows; blocks
+    static constexpr int64_t MOST = BAND / ((PART + 1) * 2 * TILE * int64_t(sizeof(bf16))) + 1;  // panels of a band, if there are parts
+    int64_t band, part;  // rows; blocks
+
+    Cut(int64_t rows, int64_t blocks) {
+        const int64_t panels = (rows + PANEL - 1) / PANEL, parts = (blocks + PART - 1) / PART;
+        const int64_t bands = (panels * blocks * 2 * TILE * int64_t(sizeof(bf16)) + BAND - 1) / BAND;
+        band = (panels + bands - 1) / std::max<int64_t>(bands, 1) * PANEL;
+        part = band > PANEL ? (blocks + parts - 1) / parts : blocks;
     }
+};
+
+// With tiles. Sums stay in them; between the parts of a group they are put down and taken up again, which changes no bit.
+template <bool passing, typename More, typename Place, typename Take>
+void multiply_with_tiles(const Rows& x, Count rows, const Packed& w, int64_t first, int64_t last, const Cut& cut, const float* bias,
+                         More& more, Place place, Take take) {
+    alignas(64) float partial[Cut::MOST][PANEL * GROUP];
+    for (int64_t top = 0; top < rows.rows; top += cut.band)
+        for (int64_t g = first; g < last; g++) {
+            const int64_t end = std::min(rows.of(g), top + cut.band);
+            if (end <= top) continue;
+            const Biases biases(bias, w, g);
+            const int64_t panels = (end - top + PANEL - 1) / PANEL;
+            Ahead ahead{w.group(g + 1), passing && !top && g + 1 < w.groups ? (2 * TILE / 32 + panels - 1) / panels : 0};
+            more.begin(w, g);
+            for (int64_t block = 0; block < w.blocks; block += cut.part) {
+                const int64_t count = std::min(cut.part, w.blocks - block);
+                for (int64_t row = top; row < end; row += PANEL) {
+                    const int64_t tall = std::min(PANEL, end - row);
+                    const Quarters between(partial[(row - top) / PANEL % Cut::MOST]);
+                    if (block)
+                        load_sums(between, tall);
+                    else
+                        begin_sums(biases.half, tall);
+                    multiply_tiles<passing>(x.at(row, block), x.at(row + 16, block), (const bf16*)w.group(g) + block * 2 * TILE, count,
+                                            tall, row == 0, ahead);
+                    if (block + count < w.blocks) {
+                        store_sums(between, tall);
+                        continue;
+                    }
+                    const Quarters c = place(row, tall, g);
+                    more.add_tiles(row, tall);
+                    store_sums(c, tall);
+                    take(row, tall, g, c);
+                }
+            }
+        }
+}
+
+template <typename... Rest>
+void multiply_with_tiles(const Rows& x, Count rows, const Packed& w, int64_t first, int64_t last, Rest&... rest) {
+    const Cut cut(rows.rows, w.blocks);
+    begin_tiles(rows.rows);
+    if (cut.band > PANEL)
+        multiply_with_tiles<true>(x, rows, w, first, last, cut, rest...);
+    else
+        multiply_with_tiles<false>(x, rows, w, first, last, cut, rest...);
     end_tiles();
 }
 

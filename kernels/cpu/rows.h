@@ -138,7 +138,7 @@ struct Rows {
     }
 
     // 16 inputs of a row, from `input` on. Those of an even place among sixteens come before the next, of one thread.
-    void put(int64_t row, int64_t input, Vec x) const {
+    ALWAYS_INLINE void put(int64_t row, int64_t input, Vec x) const {
         const int64_t to = place(row, input / 32) + input % 32;
         ::put(tiles + to, x);
         if (floats) store(floats + to, round_to_bf16(x));

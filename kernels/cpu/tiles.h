@@ -53,27 +53,53 @@ inline void ask(const bf16* block) {
     for (int64_t line = 0; line < 2 * TILE; line += 32) __builtin_prefetch(block + TILE + line);
 }
 
-// x (from the row that starts a panel) times one group, plus `first`; the sums stay in the tiles. fresh: by the first rows.
-inline void multiply_tiles(const bf16* x, const bf16* tiles, int64_t blocks, int64_t rows, bool fresh, const float* const* first) {
+// The sums of 32 outputs become these, of all rows.
+inline void begin_sums(const float* const* first, int64_t rows) {
     _tile_loadd(0, first[0], 0);  // its 16 floats in each row
     _tile_loadd(1, first[1], 0);
+    if (rows <= 16) return;
+    _tile_loadd(2, first[0], 0);
+    _tile_loadd(3, first[1], 0);
+}
+
+// What a product of many rows asks for meanwhile: so many lines with each block, in the second cache.
+struct Ahead {
+    const char* next;
+    int64_t lines;
+
+    void ask() {
+        for (int64_t line = 0; line < lines; line++, next += 64) __builtin_prefetch(next, 0, 2);
+    }
+};
+
+// The sums in the tiles += x times some blocks of a group. x: from the row that starts a panel; `below`: from its row 16. fresh: by the
+// first rows that meet them. passing: these rows are read and do not take the weights' place in the first cache.
+template <bool passing>
+void multiply_tiles(const bf16* x, const bf16* below, const bf16* tiles, int64_t blocks, int64_t rows, bool fresh, Ahead& ahead) {
     if (rows <= 16) {
         for (int64_t block = 0; block < blocks; block++, x += TILE, tiles += 2 * TILE) {
             if (fresh) ask(tiles);
-            _tile_loadd(4, x, 64);
+            ahead.ask();
+            if (passing)
+                _tile_stream_loadd(4, x, 64);
+            else
+                _tile_loadd(4, x, 64);
             _tile_loadd(6, tiles, 64);
             _tile_loadd(7, tiles + TILE, 64);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
         }
     } else {
-        const bf16* below = x + blocks * TILE;
-        _tile_loadd(2, first[0], 0);
-        _tile_loadd(3, first[1], 0);
         for (int64_t block = 0; block < blocks; block++, x += TILE, below += TILE, tiles += 2 * TILE) {
             if (fresh) ask(tiles);
-            _tile_loadd(4, x, 64);
-            _tile_loadd(5, below, 64);
+            ahead.ask();
+            if (passing) {
+                _tile_stream_loadd(4, x, 64);
+                _tile_stream_loadd(5, below, 64);
+            } else {
+                _tile_loadd(4, x, 64);
+                _tile_loadd(5, below, 64);
+            }
             _tile_loadd(6, tiles, 64);
             _tile_loadd(7, tiles + TILE, 64);
             _tile_dpbf16ps(0, 4, 6);
@@ -89,7 +115,13 @@ inline void begin_level_tiles() {}
 inline void end_tiles() {}
 inline void load_sums(const Quarters&, int64_t) {}
 inline void store_sums(const Quarters&, int64_t) {}
-inline void multiply_tiles(const bf16*, const bf16*, int64_t, int64_t, bool, const float* const*) {}
+inline void begin_sums(const float* const*, int64_t) {}
+struct Ahead {
+    const char* next;
+    int64_t lines;
+};
+template <bool>
+void multiply_tiles(const bf16*, const bf16*, const bf16*, int64_t, int64_t, bool, Ahead&) {}
 #endif
 
 }  // namespace

@@ -213,6 +213,18 @@ def test_long_contexts_and_steps_of_many_rows(way: Way) -> None:
         assert torch.equal(step[f"{i}"], PagedSequences(decoder).step({"a": prompt[i : i + 2]})["a"])
 
 
+def test_rows_and_weights_that_no_cache_holds_have_the_bits_of_small_steps(way: Way) -> None:
+    decoder = way.decoder(model_folder("llama", torch_dtype="bfloat16", head_dim=32, intermediate_size=1536))
+    prompt = tokens_of(5, 420)
+    whole = all_logits(decoder, prompt)
+    parts, at = PagedSequences(decoder), 0
+    for count in (32, 1, 16, 31, 40, 299, 1):
+        found = parts.step({"a": prompt[at : at + count]})["a"]
+        at += count
+        assert torch.equal(found, whole[at - 1])
+    assert at == len(prompt)
+
+
 RANKS = {"small": 3, "eight": 8, "wide": 64, "odd": 13}
 
 
