@@ -14,7 +14,7 @@ from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
 from personae.engine.packed_weights import PackedWeights
 from personae.engine.tokens import Tokenizer
-from personae.errors import LoadError, ModelLoadError
+from personae.errors import LoadError, ModelLoadError, as_json
 
 
 def chosen_speculation(options: EngineOptions, device: torch.device) -> str:
@@ -82,8 +82,9 @@ def _check_tokens(draft: Tokenizer, tokenizer: Tokenizer) -> None:
     if mine == theirs:
         return
     differ = sorted(token for token in {*mine, *theirs} if mine.get(token) != theirs.get(token))
+    some = listing([as_json(token) for token in differ[:3]])
     raise ModelLoadError(
         f"This model has other tokens than the served one, so it cannot guess for it: {len(differ)} of "
-        f"{len(theirs)} differ, such as {listing([repr(token) for token in differ[:3]])}. Use a model with "
+        f"{len(theirs)} differ, such as {some}. Use a model with "
         "the same tokenizer."
     )

@@ -14,6 +14,7 @@ from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields, read_fields
 from personae.engine.models import FAMILIES, MODEL_TYPES, family
 from personae.engine.models.config_keys import check_unread
+from personae.errors import as_json
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -27,7 +28,7 @@ def read_config(folder: Path) -> ModelConfig:
     translate = family(name)
     if translate is None:
         raise fields.error(
-            "architectures", f"{name!r} is not supported; supported are: {', '.join(FAMILIES)}"
+            "architectures", f"{as_json(name)} is not supported; supported are: {', '.join(FAMILIES)}"
         )
     config = translate(name, fields)
     check_unread(fields, name)
@@ -41,10 +42,12 @@ def _architecture(fields: Fields) -> str:
     if names is None and kind is not None:
         if not isinstance(kind, str) or kind not in MODEL_TYPES:
             known = ", ".join(MODEL_TYPES)
-            raise fields.error("model_type", f"{kind!r} is not supported without architectures, only {known}")
+            raise fields.error(
+                "model_type", f"{as_json(kind)} is not supported without architectures, only {known}"
+            )
         return MODEL_TYPES[kind]
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise fields.error("architectures", f"expected a list of one name, found {names!r}")
+        raise fields.error("architectures", f"expected a list of one name, found {as_json(names)}")
     if names[0] == MODEL_TYPES["llama"] and isinstance(kind, str):
         return MODEL_TYPES.get(kind, names[0])
     return names[0]

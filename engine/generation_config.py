@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from personae.engine.fields import Fields, read_fields
+from personae.errors import as_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,5 +46,5 @@ def _token_ids(fields: Fields, name: str, vocab_size: int) -> tuple[int, ...]:
     ids = [] if value is None else value if isinstance(value, list) else [value]
     for token in ids:
         if type(token) is not int or not 0 <= token < vocab_size:
-            raise fields.error(name, f"{token!r} is outside the vocabulary of {vocab_size} tokens")
+            raise fields.error(name, f"{as_json(token)} is outside the vocabulary of {vocab_size} tokens")
     return tuple(ids)

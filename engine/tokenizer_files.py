@@ -10,7 +10,7 @@ from typing import Any
 
 import tokenizers
 
-from personae.errors import ModelLoadError
+from personae.errors import ModelLoadError, as_json
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,9 @@ def _add_tokens(
             continue
         backend.add_tokens([token])
         if (found := backend.token_to_id(token.content)) != id:
-            raise ModelLoadError(f"{path}: the token {token.content!r} would have the id {found}, not {id}")
+            raise ModelLoadError(
+                f"{path}: the token {as_json(token.content)} would have the id {found}, not {id}"
+            )
     texts = {token.content for token in backend.get_added_tokens_decoder().values()}
     for text, entry in specials.items():
         if text and text not in texts:
@@ -148,7 +150,7 @@ def _content(token: Any) -> str:
 
 def _token_id(path: Path, id: Any) -> int:
     if isinstance(id, bool) or not str(id).isdecimal():
-        raise ModelLoadError(f"{path}: {id!r} is not the id of a token")
+        raise ModelLoadError(f"{path}: {as_json(id)} is not the id of a token")
     return int(id)
 
 
@@ -156,11 +158,11 @@ def _added_token(path: Path, entry: Any, special: bool, defaults: dict[str, bool
     """A token with the file's flags, or else these. It is `special`, or as the file says."""
     content = _content(entry)
     if not content:
-        raise ModelLoadError(f"{path}: {entry!r} is not a token")
+        raise ModelLoadError(f"{path}: {as_json(entry)} is not a token")
     given = entry if isinstance(entry, dict) else {}
     flags = defaults | {name: given[name] for name in FLAGS if name in given}
     if any(type(flag) is not bool for flag in flags.values()):
-        raise ModelLoadError(f"{path}: the flags of the token {content!r} must be true or false")
+        raise ModelLoadError(f"{path}: the flags of the token {as_json(content)} must be true or false")
     return tokenizers.AddedToken(content, **{**flags, "special": special or flags.get("special", False)})
 
 

@@ -9,6 +9,7 @@ llmcompressor changes transformers for the rest of a process: run its formats ap
 
     --case glm4_moe     one case; otherwise all
     --format W4A16      one format, repeatable; otherwise all
+    --guide             only print the guide's table, from `engine/checkpoints/compared.json`
 """
 
 import tempfile
@@ -20,17 +21,22 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from personae.engine.checkpoints.compared import EQUAL, Compared, compared
 from personae.errors import ModelLoadError
 from personae.evals.kernels import support
-
-EQUAL = "equal"
 
 
 def main(
     case: Annotated[str, typer.Option(help="The case; empty: all.")] = "",
     form: Annotated[list[str] | None, typer.Option("--format", help="Only this one. Repeatable.")] = None,
+    *,
+    guide: Annotated[bool, typer.Option(help="Only print the guide's table.")] = False,
 ) -> None:
-    """Prints each cell and a table of them; exits with 1 if one differs."""
+    """Prints each cell and a table of them, and cells that are not as recorded; exits with 1 if there are
+    such."""
+    if guide:
+        print("\n".join(guide_table(compared())))
+        return
     warnings.filterwarnings("ignore")  # the tools' own
     formats, models = support("family_formats"), support("family_models")
     names = form or [*formats.FORMATS, *formats.GGUF]
@@ -51,8 +57,28 @@ def main(
     console.print(table)
     said = [text.partition(":")[0] for row in found.values() for text in row.values()]
     print(", ".join(f"{said.count(kind)} {kind}" for kind in dict.fromkeys(said)))
-    if "differs" in said:
+    recorded = {each: compared().cells(each) for each in names}
+    changed = [
+        f"{name}, {each}: recorded as {recorded[each].get(name)}"
+        for name, row in found.items()
+        for each, text in row.items()
+        if not text.startswith("not installed") and text.partition(":")[0] != recorded[each].get(name)
+    ]
+    for each in changed:
+        print(each)
+    if changed:
         raise typer.Exit(1)
+
+
+def guide_table(known: Compared) -> list[str]:
+    """The table of docs/guide/quantization.md."""
+    lines = ["| format | tool | equal | the others |", "|---|---|---|---|"]
+    for name, form in known.formats.items():
+        cells = known.cells(name)
+        equal = sum(why == EQUAL for why in cells.values())
+        others = "; ".join(f"{why}: {len(cases)}" for why, cases in form.others.items())
+        lines.append(f"| {form.title} | {form.tool} | {equal} of {len(cells)} | {others} |")
+    return lines
 
 
 def cell(formats: Any, form: str, case: str, folder: Path) -> str:

@@ -29,8 +29,8 @@ class Stored(Protocol):
         values."""
 
     def scaled(self, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """Its values in that dtype of 8 bits, [rows, columns], and their scales, [rows, 1] float32; None if
-        the file does not have it so."""
+        """Its values in that dtype of 8 bits, [rows, columns], and their scales, [rows, groups] float32, each
+        for equally many neighbouring columns; None if the file does not have it so."""
 
 
 @dataclass(frozen=True, slots=True)

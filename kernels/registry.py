@@ -11,6 +11,7 @@ is. An override applies to what is chosen while it is in force:
     PERSONAE_KERNELS=reference                     all operators
     PERSONAE_KERNELS=rms_norm=reference,sgmv=cpu   some
     PERSONAE_KERNELS=choose=flashinfer             sampling
+    PERSONAE_KERNELS=pack_linear=triton            weights in few bits
     PERSONAE_ATTENTION_BACKEND=reference           attention
     PERSONAE_ATTENTION_BACKEND=flash               attention of steps with prompts
 """
@@ -41,7 +42,7 @@ OPERATORS = (
     "choose",
 )
 """The operators that backends implement, with these names and signatures."""
-BACKENDS = {"cpu": ("cpu",), "cuda": ("triton", "flash", "flashinfer")}
+BACKENDS = {"cpu": ("cpu",), "cuda": ("tinygemm", "triton", "flash", "flashinfer")}
 """By type of device, best first."""
 REFERENCE = "reference"
 ALL = "*"  # in overrides: every operator without its own override

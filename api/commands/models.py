@@ -4,6 +4,7 @@ import msgspec
 import typer
 
 from personae.api.commands.table import show, show_json
+from personae.engine.checkpoints.compared import compared
 from personae.engine.checkpoints.gguf.architectures import ARCHITECTURES
 from personae.engine.checkpoints.gguf.tensors import SERVED
 from personae.engine.checkpoints.quantized import FORMATS
@@ -13,12 +14,14 @@ from personae.engine.quantization import KEPT, QUANTIZATIONS
 
 class FamilyEntry(msgspec.Struct, frozen=True):
     """A family. gguf: its name in GGUF files, None if such files are refused. tested: the dtypes in which it
-    is compared with transformers."""
+    is compared with transformers. formats: what came of that in checkpoints that tools wrote, by format:
+    "equal", or why not."""
 
     architecture: str
     model_type: str
     gguf: str | None
     tested: list[str]
+    formats: dict[str, str]
 
 
 class Supported(msgspec.Struct, frozen=True):
@@ -51,6 +54,7 @@ def run(*, json: bool) -> None:
 
 def supported() -> Supported:
     """What this version serves."""
+    found = compared()
     gguf = {architecture.name: name for name, architecture in ARCHITECTURES.items()}
     families = [
         FamilyEntry(
@@ -58,6 +62,7 @@ def supported() -> Supported:
             kind,
             gguf.get(architecture),
             ["float32", "bfloat16", "float16"] if kind in WHOLE else ["float32"],
+            found.of_family(kind) or found.of_family(f"{kind}_text"),
         )
         for kind, architecture in MODEL_TYPES.items()
     ]

@@ -14,7 +14,7 @@ from personae.engine.quantization import base, method_of
 from personae.engine.quantization.base import LinearMethod, Scheme
 from personae.engine.quantization.unquantized import Unquantized
 from personae.engine.tokenizer_files import TokenizerFiles
-from personae.errors import ModelLoadError
+from personae.errors import ModelLoadError, as_json
 from personae.lora.shards import Shard
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
@@ -152,5 +152,5 @@ def kept_as_stored(
 def dtype_of(asked: str, name: str) -> torch.dtype:
     """The dtype of that name. `asked`: the source of the name, for the error."""
     if name not in DTYPES:
-        raise ModelLoadError(f"{asked}: {name!r} is not supported; choose one of {', '.join(DTYPES)}")
+        raise ModelLoadError(f"{asked}: {as_json(name)} is not supported; choose one of {', '.join(DTYPES)}")
     return DTYPES[name]

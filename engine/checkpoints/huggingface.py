@@ -165,10 +165,15 @@ class _Stored(StoredTensor):
 
 
 def _multiplied(device: torch.device, dtype: torch.dtype) -> set[str]:
-    """The kinds of weights, apart from FP8, that the device multiplies in their bits; see
+    """The kinds of weights, apart from FP8 without blocks, that the device multiplies in their bits; see
     `StoredTensor.kept`."""
     there = optional("pack_linear", device, torch.bfloat16 if device.type == "cpu" else dtype) is not None
-    return {"int8", "Q8_0", "Q4_0", "MXFP4"} if there else set()
+    found = {"int8", "Q8_0", "Q4_0", "MXFP4"} if there else set()
+    if device.type == "cuda":
+        from personae.engine.quantization.fp8_blocks import multiplied  # not read on a CPU
+
+        found |= {"fp8_blocks"} if multiplied(device) else set()
+    return found
 
 
 def _named(packed: Sequence[StoredTensor], kinds: Collection[str]) -> str | None:

@@ -11,6 +11,7 @@ from personae.engine.fields import Fields, read_fields
 from personae.engine.layers.attention import AttentionSpec
 from personae.engine.layers.mlp import MlpSpec
 from personae.engine.models.common import activation, rope_config
+from personae.errors import as_json
 
 CONFIG = "config.json"
 _SECTIONED, _LAYER = "speculators_model_type", "transformer_layer_config"
@@ -61,7 +62,7 @@ def read_eagle3_config(path: Path) -> Eagle3Config:
     if _SECTIONED in fields:
         kind = fields.raw(_SECTIONED)
         if kind != "eagle3":
-            raise fields.error(_SECTIONED, f"{kind!r} is not supported, only 'eagle3'")
+            raise fields.error(_SECTIONED, f"{as_json(kind)} is not supported, only eagle3")
         section = fields.section(_LAYER)
         if section is None:
             raise fields.error(_LAYER, "is missing")
@@ -69,7 +70,8 @@ def read_eagle3_config(path: Path) -> Eagle3Config:
     elif "eagle3" not in architecture(fields).lower() and "draft_vocab_size" not in fields:
         raise fields.error(
             "architectures",
-            f"{architecture(fields)!r} is not supported; of trained heads, EAGLE-3 and MiMo's MTP layer are",
+            f"{as_json(architecture(fields))} is not supported; of trained heads, EAGLE-3 and MiMo's MTP "
+            "layer are",
         )
     for name in _CHANGING:
         if fields.get(name, False):
@@ -121,5 +123,5 @@ def _layers(fields: Fields) -> tuple[int, ...] | None:
         return None
     whole = isinstance(found, list) and all(type(layer) is int and layer >= 0 for layer in found)
     if not whole or not found or sorted(set(found)) != found:
-        raise place.error(_LAYERS, f"expected layers in ascending order, found {found!r}")
+        raise place.error(_LAYERS, f"expected layers in ascending order, found {as_json(found)}")
     return tuple(found)

@@ -10,7 +10,7 @@ from personae.engine.heads.fitting import check_sizes, fill
 from personae.engine.heads.mtp import LAYER, MtpHead
 from personae.engine.models.decoder import Decoder
 from personae.engine.quantization import scheme_of
-from personae.errors import ModelLoadError
+from personae.errors import ModelLoadError, as_json
 
 FAMILIES = ("MiMoForCausalLM",)
 _CONFIG, _COUNT = "config.json", "num_nextn_predict_layers"
@@ -46,9 +46,10 @@ def load_mtp(path: Path, model: Decoder, *, quantize: str | None, max_position: 
 def _config(path: Path) -> ModelConfig:
     fields = read_fields(path / _CONFIG)
     names = fields.raw("architectures")
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in FAMILIES:
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in [*FAMILIES]:
         raise fields.error(
-            "architectures", f"the MTP layers of {names!r} are not supported, only {', '.join(FAMILIES)}"
+            "architectures",
+            f"the MTP layers of {as_json(names)} are not supported, only {', '.join(FAMILIES)}",
         )
     config = read_config(path)
     if config.mtp_layers != 1:

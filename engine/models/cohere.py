@@ -7,6 +7,7 @@ from dataclasses import replace
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.models.common import decoder_config, uniform_windows, windows_by_type
+from personae.errors import as_json
 
 NORM = ("input_layernorm", "input_layernorm")
 
@@ -26,7 +27,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         raise fields.error("use_qk_norm", "norms of q and k with a weight for each head are not supported")
     for name, served in SERVED.items():
         if fields.raw(name) not in (None, served):
-            raise fields.error(name, f"only {served!r} is supported")
+            raise fields.error(name, f"only {as_json(served)} is supported")
     for name in MEANINGLESS:
         fields.raw(name)
     bias = fields.get("attention_bias", False)

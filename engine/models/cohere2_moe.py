@@ -16,6 +16,7 @@ from personae.engine.models.common import (
     sparse_layers,
     windows_by_type,
 )
+from personae.errors import as_json
 from personae.kernels.moe import Routing
 
 
@@ -67,12 +68,12 @@ def _mlps(fields: Fields) -> list[BlockSpec]:
     count, top_k = experts(fields)
     score = fields.get("expert_selection_fn", "softmax")
     if score not in ("softmax", "sigmoid"):
-        raise fields.error("expert_selection_fn", f"{score!r} is not supported")
+        raise fields.error("expert_selection_fn", f"{as_json(score)} is not supported")
     renormalize = fields.get("norm_topk_prob", True)
     shared = fields.size("num_shared_experts", default=0, zero=True)
     how = fields.get("shared_expert_combination_strategy", "average")
     if how not in ("average", "sum"):
-        raise fields.error("shared_expert_combination_strategy", f"{how!r} is not supported")
+        raise fields.error("shared_expert_combination_strategy", f"{as_json(how)} is not supported")
     share = 0.5 if shared and how == "average" else 1.0
     sparse = MoeSpec(
         count,

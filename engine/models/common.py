@@ -13,6 +13,7 @@ from personae.engine.layers.latent_attention import LatentAttentionSpec
 from personae.engine.layers.mlp import GATES, Activation, MlpSpec
 from personae.engine.layers.moe import MoeSpec
 from personae.engine.layers.rotary import RopeConfig
+from personae.errors import as_json
 from personae.kernels.moe import Routing
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -126,7 +127,9 @@ def text_fields(fields: Fields, model_type: str, **defaults: Any) -> Fields:
     if text is None:
         return fields
     if text.get("model_type", model_type) != model_type:
-        raise text.error("model_type", f"{text.raw('model_type')!r} is not supported, only {model_type!r}")
+        raise text.error(
+            "model_type", f"{as_json(text.raw('model_type'))} is not supported, only {as_json(model_type)}"
+        )
     shared = {
         name: fields.raw(name) for name in ("dtype", "torch_dtype", "tie_word_embeddings") if name in fields
     }
@@ -140,7 +143,7 @@ def activation(
     found = fields.get(name, default)
     known = [given for given, kind in ACTIVATIONS.items() if not gated or kind in GATES]
     if found not in known:
-        raise fields.error(name, f"{found!r} is not supported, only {', '.join(known)}")
+        raise fields.error(name, f"{as_json(found)} is not supported, only {', '.join(known)}")
     return ACTIVATIONS[found]
 
 
@@ -269,7 +272,9 @@ def _read_rope(
     if kind == "linear":
         return RopeConfig(theta, "linear", factor=rope.number("factor"))
     if kind not in ("llama3", "yarn"):
-        raise rope.error("rope_type", f"{kind!r} is not supported, only default, linear, llama3 and yarn")
+        raise rope.error(
+            "rope_type", f"{as_json(kind)} is not supported, only default, linear, llama3 and yarn"
+        )
     max_position = fields.size("max_position_embeddings")
     original = original_in.size("original_max_position_embeddings", default=max_position)
     if kind == "llama3":
@@ -315,7 +320,7 @@ def _factors(rope: Fields, name: str, pairs: int) -> tuple[float, ...]:
         raise rope.error(name, f"expected a list of {pairs} numbers")
     for value in values:
         if type(value) not in (int, float) or not 0 < value < float("inf"):
-            raise rope.error(name, f"{value!r} is not a number over 0")
+            raise rope.error(name, f"{as_json(value)} is not a number over 0")
     return tuple(map(float, values))
 
 
@@ -379,7 +384,7 @@ def uniform_windows(fields: Fields, window: int | None) -> tuple[int | None, ...
     layers = fields.size("num_hidden_layers")
     expected = "full_attention" if window is None else "sliding_attention"
     if "layer_types" in fields and fields.raw("layer_types") != [expected] * layers:
-        raise fields.error("layer_types", f"expected {layers} times {expected!r}")
+        raise fields.error("layer_types", f"expected {layers} times {as_json(expected)}")
     return (window,) * layers
 
 
@@ -406,9 +411,9 @@ def layer_kinds(fields: Fields, known: Sequence[str], usual: Sequence[str]) -> S
     layers, kinds = fields.size("num_hidden_layers"), fields.raw("layer_types")
     if kinds is None:
         return usual
-    if not isinstance(kinds, list) or len(kinds) != layers or not {*kinds} <= {*known}:
-        names = " or ".join(map(repr, known))
-        raise fields.error("layer_types", f"expected {layers} times {names}, found {kinds!r}")
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in known for kind in kinds):
+        names = " or ".join(map(as_json, known))
+        raise fields.error("layer_types", f"expected {layers} times {names}, found {as_json(kinds)}")
     return kinds
 
 
@@ -418,10 +423,10 @@ def windows_by_type(fields: Fields, window: int | None, windowed: Sequence[bool]
     if kinds is None:
         return tuple(window if has_window else None for has_window in windowed)
     if not isinstance(kinds, list) or len(kinds) != layers:
-        raise fields.error("layer_types", f"expected a list of {layers} names, found {kinds!r}")
+        raise fields.error("layer_types", f"expected a list of {layers} names, found {as_json(kinds)}")
     for kind in kinds:
         if kind not in ("full_attention", "sliding_attention"):
-            raise fields.error("layer_types", f"{kind!r} is not supported")
+            raise fields.error("layer_types", f"{as_json(kind)} is not supported")
         if kind == "sliding_attention" and window is None:
             raise fields.error("layer_types", "names sliding_attention, but there is no window")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)

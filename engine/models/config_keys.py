@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from personae.engine.fields import Fields
+from personae.errors import as_json
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ def check_unread(fields: Fields, architecture: str) -> None:
         if _TRAINING.search(name) or any(name in known and known[name] == value for known in (own, NEUTRAL)):
             continue
         if name in others or name in NEUTRAL or _ROPE.search(place.where):
-            raise place.error(name, f"{value!r} is not supported for {architecture}")
+            raise place.error(name, f"{as_json(value)} is not supported for {architecture}")
         unknown.append(name)
     if unknown:
         logger.warning(

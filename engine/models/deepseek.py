@@ -26,6 +26,7 @@ from personae.engine.models.common import (
     uniform_windows,
     with_attention,
 )
+from personae.errors import as_json
 
 CHOICES = {
     "DeepseekV2ForCausalLM": ("softmax", ("greedy", "group_limited_greedy")),
@@ -117,9 +118,9 @@ def _dense(fields: Fields) -> MlpSpec:
 def _check_choice(architecture: str, fields: Fields) -> None:
     score, methods = CHOICES[architecture]
     if fields.get("scoring_func", score) != score:
-        raise fields.error("scoring_func", f"only {score!r} is supported for {architecture}")
+        raise fields.error("scoring_func", f"only {as_json(score)} is supported for {architecture}")
     if fields.get("topk_method", methods[0]) not in methods:
-        raise fields.error("topk_method", f"only {' and '.join(map(repr, methods))} are supported")
+        raise fields.error("topk_method", f"only {' and '.join(map(as_json, methods))} are supported")
     if fields.size("moe_layer_freq", default=1) != 1:
         raise fields.error("moe_layer_freq", "only 1 is supported: experts in every layer after the first")
 

@@ -11,6 +11,7 @@ from personae.engine.layers.mlp import MlpSpec
 from personae.engine.layers.parallel import ParallelSpec
 from personae.engine.models.common import activation, decoder_config, uniform_windows
 from personae.engine.models.granitemoe import mamba_spec
+from personae.errors import as_json
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
@@ -19,7 +20,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     for name in ("layers_block_type", "layer_types"):
         kinds = fields.raw(name)
         if kinds is not None and (not isinstance(kinds, list) or kinds != ["hybrid"] * layers):
-            raise fields.error(name, f"expected {layers} times 'hybrid', found {kinds!r}")
+            raise fields.error(name, f"expected {layers} times hybrid, found {as_json(kinds)}")
     fields.raw("mamba_chunk_size"), fields.raw("num_logits_to_keep")
     activation(fields)  # of the convolution too
     bias = fields.get("attention_bias", False)
@@ -88,4 +89,4 @@ def _numbers(fields: Fields, name: str, count: int) -> tuple[float, ...]:
         return (1.0,) * count
     if isinstance(value, list) and len(value) == count and all(type(each) in (int, float) for each in value):
         return tuple(map(float, value))
-    raise fields.error(name, f"expected {count} numbers, found {value!r}")
+    raise fields.error(name, f"expected {count} numbers, found {as_json(value)}")

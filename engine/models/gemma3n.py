@@ -22,6 +22,7 @@ from personae.engine.models.common import (
     windows_by_type,
     with_shared_keys,
 )
+from personae.errors import as_json
 
 DEFAULTS = {  # transformers' defaults; files of models with images may have only what differs
     "vocab_size": 262400,
@@ -110,7 +111,7 @@ def _sizes(fields: Fields, layers: int) -> tuple[list[int], list[str]]:
     found = fields.raw("intermediate_size")
     sizes = found if isinstance(found, list) else [found] * layers
     if len(sizes) != layers or not all(type(size) is int and size > 0 for size in sizes):
-        raise fields.error("intermediate_size", f"expected a size or {layers} sizes, found {found!r}")
+        raise fields.error("intermediate_size", f"expected a size or {layers} sizes, found {as_json(found)}")
     return sizes, ["" if size == sizes[0] else f"of_{size}_" for size in sizes]
 
 
@@ -123,5 +124,5 @@ def _sparsity(fields: Fields, layers: int) -> list[float]:
         return [0.95] * sparse + [0.0] * (layers - sparse)
     parts = found if isinstance(found, list) else [found] * layers
     if len(parts) != layers or not all(type(part) in (int, float) and 0 <= part < 1 for part in parts):
-        raise fields.error(name, f"expected {layers} numbers from 0 to below 1, found {found!r}")
+        raise fields.error(name, f"expected {layers} numbers from 0 to below 1, found {as_json(found)}")
     return [float(part) for part in parts]

@@ -51,7 +51,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     images, fields = "text_config" in fields, text_fields(fields, "gemma4_text", **DEFAULTS)
     if fields.raw("use_bidirectional_attention") not in (None, "vision"):
         raise fields.error(
-            "use_bidirectional_attention", "only 'vision' is supported, which leaves texts alone"
+            "use_bidirectional_attention", 'only "vision" is supported, which leaves texts alone'
         )
     layers, gate = (
         fields.size("num_hidden_layers"),

@@ -16,6 +16,7 @@ from personae.engine.models.common import (
     with_scales,
 )
 from personae.engine.models.granitemoe import mlp_spec
+from personae.errors import as_json
 
 FUSED = FusedExperts("experts.gate_up_proj", "experts.down_proj", suffix="")
 
@@ -54,5 +55,5 @@ def _ropes(fields: Fields, layers: int) -> tuple[RopeConfig | None, ...]:
         return (rope,) * layers
     known = isinstance(bases, list) and all(type(base) in (int, float) and base >= 0 for base in bases)
     if not known or len(bases) != layers:
-        raise fields.error("layer_rope_theta", f"expected {layers} numbers from 0 on, found {bases!r}")
+        raise fields.error("layer_rope_theta", f"expected {layers} numbers from 0 on, found {as_json(bases)}")
     return tuple(replace(rope, theta=float(base)) if base else None for base in bases)

@@ -11,6 +11,7 @@ from personae.engine.layers.mamba import MambaSpec
 from personae.engine.layers.mlp import MlpSpec
 from personae.engine.layers.moe import FusedExperts, MoeSpec
 from personae.engine.models.common import activation, decoder_config, experts, layer_kinds, with_scales
+from personae.errors import as_json
 from personae.kernels.moe import Routing
 
 FUSED = FusedExperts("input_linear", "output_linear")
@@ -34,7 +35,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         position = fields.raw("position_embedding_type")
         if position not in (None, "nope", "rope"):
             raise fields.error(
-                "position_embedding_type", f"{position!r} is not supported, only rope and nope"
+                "position_embedding_type", f"{as_json(position)} is not supported, only rope and nope"
             )
         rotated = position == "rope"
     bias = fields.get("attention_bias", False)
@@ -92,7 +93,7 @@ def limits(fields: Fields, name: str) -> tuple[float, float]:
         low, high = (inf if each == {"__float__": "Infinity"} else each for each in value)
         if isinstance(low, int | float) and isinstance(high, int | float) and 0 <= low < high:
             return float(low), float(high)
-    raise fields.error(name, f"expected two numbers from 0 on, found {value!r}")
+    raise fields.error(name, f"expected two numbers from 0 on, found {as_json(value)}")
 
 
 def mlp_spec(architecture: str, fields: Fields) -> BlockSpec:

@@ -17,6 +17,7 @@ from personae.engine.models.common import (
     uniform_windows,
     with_attention,
 )
+from personae.errors import as_json
 from personae.kernels.moe import Routing
 
 
@@ -66,7 +67,7 @@ def _of_layers(fields: Fields, name: str, layers: int) -> list[int]:
     found = fields.raw(name)
     numbers = found if isinstance(found, list) else [fields.size(name, default=1)] * layers
     if len(numbers) != layers or not all(type(number) is int and number > 0 for number in numbers):
-        raise fields.error(name, f"expected {layers} numbers from 1 on, found {found!r}")
+        raise fields.error(name, f"expected {layers} numbers from 1 on, found {as_json(found)}")
     return numbers
 
 

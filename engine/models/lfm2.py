@@ -10,6 +10,7 @@ from personae.engine.layers.mlp import MlpSpec
 from personae.engine.layers.moe import MoeSpec
 from personae.engine.layers.short_convolution import ShortConvolutionSpec
 from personae.engine.models.common import decoder_config, experts, layer_kinds, with_attention
+from personae.errors import as_json
 from personae.kernels.moe import Routing
 
 NAMES = ("w1", "w3", "w2")
@@ -38,7 +39,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         if attending is None:
             attending = [*range(layers)]
         if not isinstance(attending, list):
-            raise fields.error("full_attn_idxs", f"expected a list of numbers, found {attending!r}")
+            raise fields.error("full_attn_idxs", f"expected a list of numbers, found {as_json(attending)}")
         usual = ["full_attention" if layer in attending else "conv" for layer in range(layers)]
         kinds = layer_kinds(fields, ("conv", "full_attention"), usual)
     dense = MlpSpec(_inner_size(fields, adjusted=not moe), path="feed_forward", names=NAMES)

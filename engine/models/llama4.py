@@ -12,6 +12,7 @@ from personae.engine.layers.block import BlockSpec, LayerSpec
 from personae.engine.layers.mlp import MlpSpec
 from personae.engine.layers.moe import FusedExperts, MoeSpec
 from personae.engine.models.common import activation, decoder_config, experts, layer_kinds, text_fields
+from personae.errors import as_json
 from personae.kernels.moe import Routing
 
 DEFAULTS = {  # transformers' defaults; files of models with images may have only what differs
@@ -63,7 +64,7 @@ def _rotated(fields: Fields, usual: list[bool]) -> list[bool]:
     """Which layers have a rotary embedding: 1 or 0 for each, in spite of the field's name."""
     given = fields.raw("no_rope_layers") or usual
     if not isinstance(given, list) or len(given) != len(usual) or any(each not in (0, 1) for each in given):
-        raise fields.error("no_rope_layers", f"expected {len(usual)} times 0 or 1, found {given!r}")
+        raise fields.error("no_rope_layers", f"expected {len(usual)} times 0 or 1, found {as_json(given)}")
     return [bool(each) for each in given]
 
 
@@ -93,7 +94,7 @@ def _mlps(fields: Fields, layers: int) -> list[BlockSpec]:
     if sparse is None:
         sparse = [*range(step - 1, layers, step)]
     if not isinstance(sparse, list) or any(layer not in range(layers) for layer in sparse):
-        raise fields.error("moe_layers", f"expected numbers of the {layers} layers, found {sparse!r}")
+        raise fields.error("moe_layers", f"expected numbers of the {layers} layers, found {as_json(sparse)}")
     dense = MlpSpec(fields.size("intermediate_size_mlp"), gate, path=PATH)
     moe = MoeSpec(
         count,

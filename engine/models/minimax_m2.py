@@ -5,6 +5,7 @@ from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.layers.moe import MoeSpec
 from personae.engine.models.common import activation, decoder_config, experts, uniform_windows
+from personae.errors import as_json
 from personae.kernels.moe import Routing
 
 SERVED = {
@@ -20,7 +21,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     """MiniMax M2's `config.json`."""
     for name, served in SERVED.items():
         if fields.raw(name) not in (None, served):
-            raise fields.error(name, f"only {served!r} is supported")
+            raise fields.error(name, f"only {as_json(served)} is supported")
     kinds = fields.raw("attn_type_list")
     if kinds is not None and (not isinstance(kinds, list) or {*kinds} != {1}):
         raise fields.error("attn_type_list", "only full attention, 1, is supported")

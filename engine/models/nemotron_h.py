@@ -13,6 +13,7 @@ from personae.engine.layers.mlp import MlpSpec
 from personae.engine.layers.moe import MoeSpec
 from personae.engine.models.common import activation, decoder_config, grouped_experts, with_attention
 from personae.engine.models.granitemoe import limits
+from personae.errors import as_json
 
 PATH = "mixer"
 KINDS = {
@@ -78,7 +79,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     if fields.get("attention_bias", False):
         raise fields.error("attention_bias", "biases of attention are not supported")
     if fields.get("mamba_hidden_act", "silu") not in ("silu", "swish"):
-        raise fields.error("mamba_hidden_act", "only 'silu' is supported")
+        raise fields.error("mamba_hidden_act", 'only "silu" is supported')
     for name in (*MEANINGLESS, *(name for kind in OF_KIND if kind not in kinds for name in OF_KIND[kind])):
         fields.raw(name)
     given = {new: fields.raw(old) for old, new in RENAMED.items() if old in fields}
@@ -118,8 +119,10 @@ def _kinds(fields: Fields) -> list[str]:
     given = fields.raw(name)
     if given is None:
         raise fields.error(name, "is missing")
-    if not isinstance(given, list | str) or not given or any(each not in KINDS for each in given):
-        raise fields.error(name, f"expected the kind of each layer, of {', '.join(KINDS)}; found {given!r}")
+    if not isinstance(given, list | str) or not given or any(each not in [*KINDS] for each in given):
+        raise fields.error(
+            name, f"expected the kind of each layer, of {', '.join(KINDS)}; found {as_json(given)}"
+        )
     return [KINDS[each] for each in given]
 
 

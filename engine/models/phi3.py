@@ -14,6 +14,7 @@ from personae.engine.models.common import (
     rope_type,
     uniform_windows,
 )
+from personae.errors import as_json
 
 LONGROPE = ("longrope", "su", "yarn")  # all of these mean LongRoPE here
 
@@ -41,5 +42,5 @@ def phi_rope(fields: Fields) -> RopeConfig:
         fields.raw("original_max_position_embeddings")  # only LongRoPE needs it
         return RopeConfig(theta, share=share)
     if kind not in LONGROPE:
-        raise rope.error("rope_type", f"{kind!r} is not supported, only default and longrope")
+        raise rope.error("rope_type", f"{as_json(kind)} is not supported, only default and longrope")
     return replace(long_rope(rope, fields, theta, pairs, original=4096), share=share)

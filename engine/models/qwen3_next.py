@@ -20,6 +20,7 @@ from personae.engine.models.common import (
     text_fields,
     with_attention,
 )
+from personae.errors import as_json
 from personae.kernels.moe import Routing
 
 KINDS = ("linear_attention", "full_attention")
@@ -38,7 +39,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     fields.raw("mtp_use_dedicated_embeddings")
     for name, only in {"attn_output_gate": True, "mamba_ssm_dtype": "float32"}.items():
         if fields.raw(name) not in (None, only):
-            raise fields.error(name, f"only {only!r} is supported")
+            raise fields.error(name, f"only {as_json(only)} is supported")
     layers, every = fields.size("num_hidden_layers"), fields.size("full_attention_interval", default=4)
     usual = [KINDS[(layer + 1) % every == 0] for layer in range(layers)]
     kinds = layer_kinds(fields, KINDS, usual)

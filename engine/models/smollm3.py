@@ -3,6 +3,7 @@
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.models.common import decoder_config, mixed_windows
+from personae.errors import as_json
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
@@ -12,7 +13,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     if rotated is None:
         rotated = [int((layer + 1) % every != 0) for layer in range(layers)]
     if not isinstance(rotated, list) or len(rotated) < layers or not {*rotated} <= {0, 1}:
-        raise fields.error("no_rope_layers", f"expected {layers} times 0 or 1, found {rotated!r}")
+        raise fields.error("no_rope_layers", f"expected {layers} times 0 or 1, found {as_json(rotated)}")
     rotated = [bool(flag) for flag in rotated[:layers]]
     bias = fields.get("attention_bias", False)
     return decoder_config(

@@ -23,7 +23,10 @@ WEIGHT_ONLY = ("int8", "int4")
 KEPT = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 """The types of GGUF tensors that stay in their bits. Each is a format of `gguf.py`."""
 
-_METHODS = {"int8": "int8", "fp8": "fp8", **dict.fromkeys(KEPT, "gguf")}
+FP8_BLOCK = 128
+"""The outputs, and the inputs, of a block of FP8 that has a product: `fp8_blocks.py`."""
+
+_METHODS = {"int8": "int8", "fp8": "fp8", "fp8_blocks": "fp8_blocks", **dict.fromkeys(KEPT, "gguf")}
 
 
 def method_of(kind: str) -> type[LinearMethod]:

@@ -40,7 +40,7 @@ class EightBitWeight(ScaledWeight):
     def load(self, stored: Stored) -> None:
         """See `QuantizedWeight`: a checkpoint that has it so is taken as it is."""
         scaled = stored.scaled(self.dtype)
-        if scaled is None:
+        if scaled is None or scaled[1].shape != self.scales.shape:
             self.copy_(stored.read())
             return
         values, scales = scaled

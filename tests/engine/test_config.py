@@ -200,7 +200,7 @@ def test_mimo_is_qwen2_with_layers_that_the_decoder_does_without(tmp_path: Path)
 
 def test_who_names_an_architecture_that_is_not_served_is_told_which_are(tmp_path: Path) -> None:
     with pytest.raises(
-        ModelLoadError, match=r"'MambaForCausalLM' is not supported; supported are: .*Qwen3ForCausalLM"
+        ModelLoadError, match=r'"MambaForCausalLM" is not supported; supported are: .*Qwen3ForCausalLM'
     ):
         read_config(folder(tmp_path, architectures=["MambaForCausalLM"]))
 

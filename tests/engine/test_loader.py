@@ -119,12 +119,12 @@ def test_auto_without_a_dtype_in_the_config_is_that_of_the_weights(
 
 
 def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"^dtype: 'int8'"):
+    with pytest.raises(ModelLoadError, match=r'^dtype: "int8"'):
         load(model_folder("llama"), "int8")
     make_model_folder(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     write_json(tmp_path / "config.json", {**config, "torch_dtype": "float64"})
-    with pytest.raises(ModelLoadError, match=r"^config\.json: dtype: 'float64'"):
+    with pytest.raises(ModelLoadError, match=r'^config\.json: dtype: "float64"'):
         load(tmp_path)
 
 

@@ -292,7 +292,7 @@ def test_chat_templates_come_from_a_string_a_list_or_files(tmp_path: Path) -> No
             "tokenizer_config.json.*chat_template",
         ),
         ("tokenizer_config.json", '{"chat_template": 5}', "tokenizer_config.json.*chat_template"),
-        ("added_tokens.json", '{"<tool>": "five"}', "added_tokens.json: 'five' is not the id"),
+        ("added_tokens.json", '{"<tool>": "five"}', 'added_tokens.json: "five" is not the id'),
         ("generation_config.json", b"\xff\xfe", "generation_config.json is not JSON"),
         ("chat_template.jinja", b"\xff\xfe", "chat_template.jinja is not UTF-8"),
     ],

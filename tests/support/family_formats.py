@@ -206,6 +206,15 @@ def torchao(name: str, **options: Any) -> Make:
     return partial(in_transformers, config=config, dequantized=dequantized)
 
 
+def torchao_dynamic(folder: Path, out: Path, plain: Path) -> None:
+    """torchao's FP8 with activations in FP8. It asks for a GPU, which writing weights does not need."""
+    import torchao.quantization.quant_api as tool
+
+    make = torchao("Float8DynamicActivationFloat8WeightConfig", granularity=lambda tool: tool.PerRow())
+    with patch.object(tool, "_check_hardware_support"):
+        make(folder, out, plain)
+
+
 def _alternate(model: Any) -> Any:
     """The model, with gates and ups of fused experts in turn where the family has them so. The tool's own
     repacking has them in halves everywhere."""
@@ -381,6 +390,8 @@ FORMATS: dict[str, Make] = {
         weight_dtype=torch.int4,
         granularity=lambda tool: tool.PerGroup(GROUP),
     ),
+    "torchao FP8": torchao("Float8WeightOnlyConfig"),
+    "torchao FP8, dynamic": torchao_dynamic,
 }
 GGUF = {
     f"GGUF {kind.name}": kind for kind in (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from personae.engine.checkpoints.gguf.metadata import Metadata
+from personae.errors import as_json
 
 LARGEST_HEAD = 2**14  # the most dimensions of a head, and the most heads
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -747,10 +748,13 @@ def architecture_of(metadata: Metadata) -> Architecture:
             "imatrix": "an importance matrix (imatrix), which says how to quantize a model; name the model",
             "mmproj": "the part of a model that reads images; name the file with the language model",
         }
-        raise metadata.error("general.type", f"this is {what.get(kind, f'not a model but of type {kind!r}')}")
+        raise metadata.error(
+            "general.type", f"this is {what.get(kind, f'not a model but of type {as_json(kind)}')}"
+        )
     name = metadata.text("general.architecture")
     if name not in ARCHITECTURES:
         raise metadata.error(
-            "general.architecture", f"{name!r} is not supported; supported are: {', '.join(ARCHITECTURES)}"
+            "general.architecture",
+            f"{as_json(name)} is not supported; supported are: {', '.join(ARCHITECTURES)}",
         )
     return ARCHITECTURES[name]

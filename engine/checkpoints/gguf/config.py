@@ -22,7 +22,7 @@ from personae.engine.layers.parallel import ParallelSpec, side_by_side
 from personae.engine.layers.rotary import RopeConfig
 from personae.engine.layers.short_convolution import ShortConvolutionSpec
 from personae.engine.models import family
-from personae.errors import ModelLoadError
+from personae.errors import ModelLoadError, as_json
 
 LONGEST = 2**24  # the longest context, in tokens, that is accepted
 UNADAPTABLE = (
@@ -274,7 +274,7 @@ def _rope(metadata: Metadata, prefix: str, values: dict[str, Any], head: int) ->
             values["rope_scaling"]["mscale"] = 1.0
     elif kind not in ("none", "linear", "longrope"):
         raise metadata.error(
-            f"{scaling}.type", f"{kind!r} is not supported, only none, linear, yarn and longrope"
+            f"{scaling}.type", f"{as_json(kind)} is not supported, only none, linear, yarn and longrope"
         )
     if kind in ("yarn", "longrope") or prefix == "phi3":
         if original:

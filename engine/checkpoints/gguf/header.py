@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGMLQuantizationType, GGUFValueType
 
-from personae.errors import ModelLoadError
+from personae.errors import ModelLoadError, as_json
 
 VERSIONS = (2, 3)
 MOST_DIMENSIONS = 4
@@ -132,7 +132,7 @@ def _placed(
     no two overlap."""
     alignment = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise cursor.error(f"has general.alignment {alignment!r}, which is not a power of two")
+        raise cursor.error(f"has general.alignment {as_json(alignment)}, which is not a power of two")
     start, end = _padded(cursor.at, alignment), len(cursor.memory)
     place, found = 0, dict[str, TensorInfo]()
     for name, shape, type_, offset in table:
@@ -202,7 +202,7 @@ class _Cursor:
             raise self.error(f"has {what} of {length} bytes")
         found = self.text(length, what)
         if not found.isprintable():
-            raise self.error(f"has {what} that cannot be printed: {found[:80]!r}")
+            raise self.error(f"has {what} that cannot be printed: {as_json(found[:80])}")
         return found
 
     def text(self, length: int, what: str) -> str:

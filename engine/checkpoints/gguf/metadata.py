@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from personae.engine.checkpoints.gguf.header import Texts
-from personae.errors import ModelLoadError
+from personae.errors import ModelLoadError, as_json
 
 _LARGEST = 2**31
 
@@ -126,5 +126,4 @@ class Metadata:
 def _shown(value: Any) -> str:
     if isinstance(value, Texts | np.ndarray):
         return f"an array of {len(value)}"
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}…"
+    return as_json(value)

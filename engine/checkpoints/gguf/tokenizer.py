@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from personae.engine.checkpoints.gguf.metadata import Metadata
 from personae.engine.checkpoints.gguf.pre_tokenizers import BEGINS, COMPOSED, PRE_TOKENIZERS, WHOLE_FIRST
 from personae.engine.tokenizer_files import TokenizerFiles
+from personae.errors import as_json
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 ENDS = (
@@ -71,7 +72,7 @@ def read_tokenizer(metadata: Metadata) -> TokenizerFiles:
         backend, begins = _spaced(metadata, tokens, types), False
     else:
         raise metadata.error(
-            "tokenizer.ggml.model", f"{kind!r} is not supported, only 'gpt2', 'llama' and 'gemma4'"
+            "tokenizer.ggml.model", f"{as_json(kind)} is not supported, only gpt2, llama and gemma4"
         )
     backend.add_tokens([AddedToken(token, normalized=False) for token in _of(tokens, types, USER_DEFINED)])
     control = _of(tokens, types, CONTROL, UNKNOWN)
@@ -113,7 +114,8 @@ def _around(tokens: list[str], first: int | None, last: int | None) -> processor
 def _byte_level(metadata: Metadata, tokens: list[str], pre: str) -> Tokenizer:
     if pre not in PRE_TOKENIZERS:
         raise metadata.error(
-            "tokenizer.ggml.pre", f"{pre!r} is not supported; supported are: {', '.join(PRE_TOKENIZERS)}"
+            "tokenizer.ggml.pre",
+            f"{as_json(pre)} is not supported; supported are: {', '.join(PRE_TOKENIZERS)}",
         )
     vocab = {token: id for id, token in reversed([*enumerate(tokens)])}
     backend = Tokenizer(_bpe(metadata, vocab, _own_merges(metadata), ignore_merges=pre in WHOLE_FIRST))
@@ -131,7 +133,7 @@ def _own_merges(metadata: Metadata) -> list[tuple[str, ...]]:
     merges = [tuple(merge.split(" ")) for merge in metadata.texts("tokenizer.ggml.merges").read()]
     for merge in merges:
         if len(merge) != 2:
-            raise metadata.error("tokenizer.ggml.merges", f"{' '.join(merge)!r} is not two tokens")
+            raise metadata.error("tokenizer.ggml.merges", f"{as_json(' '.join(merge))} is not two tokens")
     return merges
 
 

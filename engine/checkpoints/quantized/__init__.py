@@ -11,6 +11,7 @@ from importlib import import_module
 from personae.engine.checkpoints.quantized.base import Compose
 from personae.engine.checkpoints.quantized.fp8 import with_scales
 from personae.engine.fields import Fields
+from personae.errors import as_json
 
 FORMATS = {
     "auto-round": "auto_round",
@@ -38,10 +39,12 @@ def read_format(config: Fields) -> Compose:
         return with_scales
     method = fields.get(_METHOD, "")
     if method not in FORMATS:
-        raise fields.error(_METHOD, f"{method!r} is not supported; supported are: {', '.join(FORMATS)}")
+        raise fields.error(
+            _METHOD, f"{as_json(method)} is not supported; supported are: {', '.join(FORMATS)}"
+        )
     module = import_module(f"{__name__}.{FORMATS[method]}")
     compose: Compose = module.translate(fields)
     for section, name, value in fields.unread():
         if name not in module.MEANINGLESS:
-            raise section.error(name, f"{value!r} is not supported for {method}")
+            raise section.error(name, f"{as_json(value)} is not supported for {method}")
     return compose

@@ -15,6 +15,7 @@ from personae.engine.checkpoints.quantized.gptq import (
     read_group,
 )
 from personae.engine.fields import Fields
+from personae.errors import as_json
 
 MEANINGLESS = GPTQ_MEANINGLESS | {
     *(
@@ -34,9 +35,11 @@ def translate(fields: Fields) -> Compose:
     packing = fields.get("packing_format", f"{PREFIX}auto_gptq")
     name, kind = packing.removeprefix(PREFIX), fields.get("data_type", "int")
     if name not in PACKINGS:
-        raise fields.error("packing_format", f"{packing!r} is not supported, only {', '.join(PACKINGS)}")
+        raise fields.error(
+            "packing_format", f"{as_json(packing)} is not supported, only {', '.join(PACKINGS)}"
+        )
     if kind not in (("mx_fp",) if name == "llm_compressor" else ("int",)):
-        raise fields.error("data_type", f"{kind!r} is not supported in {packing}")
+        raise fields.error("data_type", f"{as_json(kind)} is not supported in {packing}")
     varied, size = bool(fields.raw("extra_config")), read_group(fields)
     if name == "llm_compressor":
         bits = frozenset({read_bits(fields, (4, 8))})

@@ -25,6 +25,7 @@ from personae.engine.checkpoints.quantized.base import (
 from personae.engine.checkpoints.quantized.gptq import MEANINGLESS as GPTQ_MEANINGLESS
 from personae.engine.checkpoints.quantized.gptq import read_bits, read_group
 from personae.engine.fields import Fields
+from personae.errors import as_json
 
 MEANINGLESS = GPTQ_MEANINGLESS | {"zero_point", "exllama_config", "do_fuse", "fuse_max_seq_len"}
 _FIELDS = [0, 4, 1, 5, 2, 6, 3, 7]  # the field of each of a word's outputs
@@ -77,9 +78,9 @@ def translate(fields: Fields) -> Compose:
     """See `personae.engine.checkpoints.quantized`."""
     for name in ("version", "checkpoint_format", "format"):
         if fields.get(name, "gemm").lower() != "gemm":
-            raise fields.error(name, f"{fields.raw(name)!r} is not supported, only gemm")
+            raise fields.error(name, f"{as_json(fields.raw(name))} is not supported, only gemm")
     for name, only in (("method", "awq"), ("pack_dtype", "int32"), ("data_type", "int")):
         if fields.get(name, only) != only:
-            raise fields.error(name, f"{fields.raw(name)!r} is not supported, only {only}")
+            raise fields.error(name, f"{as_json(fields.raw(name))} is not supported, only {only}")
     read_bits(fields, (4,))
     return partial(compose, size=read_group(fields))

@@ -24,6 +24,7 @@ from personae.engine.checkpoints.quantized.base import (
     take,
 )
 from personae.engine.fields import Fields
+from personae.errors import as_json
 
 MEANINGLESS = frozenset(
     [
@@ -106,9 +107,13 @@ def _state(part: StoredTensor) -> dict[str, Any]:
     shape, size, outer = state.get("shape"), state.get("blocksize"), state.get("nested_blocksize", 1)
     sizes = [*shape, size, outer] if isinstance(shape, list) and len(shape) == 2 else [None]
     if not all(type(n) is int and 0 < n < 2**31 for n in sizes):
-        raise mistaken(part, f"has no sizes: shape {shape!r}, blocksize {size!r}, nested_blocksize {outer!r}")
+        raise mistaken(
+            part,
+            f"has no sizes: shape {as_json(shape)}, blocksize {as_json(size)}, "
+            f"nested_blocksize {as_json(outer)}",
+        )
     if not isinstance(state.get("nested_offset", 0.0), float | int):
-        raise mistaken(part, f"nested_offset is {state['nested_offset']!r}")
+        raise mistaken(part, f"nested_offset is {as_json(state['nested_offset'])}")
     return state
 
 
@@ -157,5 +162,5 @@ def translate(fields: Fields) -> Compose:
     """See `personae.engine.checkpoints.quantized`."""
     if fields.get("bnb_4bit_quant_storage", "uint8") != "uint8":
         storage = fields.raw("bnb_4bit_quant_storage")
-        raise fields.error("bnb_4bit_quant_storage", f"{storage!r} is not supported, only uint8")
+        raise fields.error("bnb_4bit_quant_storage", f"{as_json(storage)} is not supported, only uint8")
     return compose

@@ -30,7 +30,7 @@ from personae.engine.checkpoints.quantized.base import (
 from personae.engine.checkpoints.quantized.fp4 import compose_fp4
 from personae.engine.checkpoints.quantized.fp8 import IN_8_BITS, compose_fp8, read_block, without_kv_scales
 from personae.engine.fields import Fields
-from personae.errors import ModelLoadError
+from personae.errors import ModelLoadError, as_json
 
 FORMATS = (
     *("pack-quantized", "int-quantized", "naive-quantized", "float-quantized", "mxfp4-pack-quantized"),
@@ -227,7 +227,7 @@ def translate(fields: Fields) -> Compose:
     _known(fields)
     for name in ("sparsity_config", "transform_config"):
         if fields.raw(name):
-            raise fields.error(name, f"{fields.raw(name)!r} is not supported")
+            raise fields.error(name, f"{as_json(fields.raw(name))} is not supported")
     groups = fields.section("config_groups")
     bits, sizes, blocks = set[int](), set[int](), set[int]()
     for name in _names(groups):
@@ -247,7 +247,9 @@ def translate(fields: Fields) -> Compose:
 
 def _known(fields: Fields) -> None:
     if fields.get("format", FORMATS[0]) not in FORMATS:
-        raise fields.error("format", f"{fields.raw('format')!r} is not supported, only {', '.join(FORMATS)}")
+        raise fields.error(
+            "format", f"{as_json(fields.raw('format'))} is not supported, only {', '.join(FORMATS)}"
+        )
 
 
 def _names(groups: Fields | None) -> list[str]:
@@ -258,7 +260,7 @@ def _bits(weights: Fields) -> int:
     kind, bits = weights.get("type", "int"), weights.size("num_bits")
     strategy: Any = weights.raw("strategy")
     if strategy is not None and strategy not in STRATEGIES:
-        raise weights.error("strategy", f"{strategy!r} is not supported, only {', '.join(STRATEGIES)}")
+        raise weights.error("strategy", f"{as_json(strategy)} is not supported, only {', '.join(STRATEGIES)}")
     if not 2 <= bits <= 8 or (kind == "float" and bits not in (4, 8)) or kind not in ("int", "float"):
-        raise weights.error("num_bits", f"{bits} of type {kind!r} is not supported")
+        raise weights.error("num_bits", f"{bits} of type {as_json(kind)} is not supported")
     return bits

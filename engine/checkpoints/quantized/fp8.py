@@ -25,6 +25,8 @@ from personae.engine.checkpoints.quantized.base import (
     take,
 )
 from personae.engine.fields import Fields
+from personae.engine.quantization import FP8_BLOCK
+from personae.errors import as_json
 from personae.kernels.reference import FP8
 
 IN_8_BITS, POWERS = "F8_E4M3", ("F8_E8M0", "U8")
@@ -81,9 +83,9 @@ class BlockFp8Tensor(Fp8Tensor):
         return scales.repeat_interleave(self.group, 0)[: self.shape[0]]
 
     @property
-    def kept(self) -> None:
-        """See `StoredTensor`: no product has scales of blocks."""
-        return
+    def kept(self) -> str | None:
+        """See `StoredTensor`."""
+        return "fp8_blocks" if self.group == FP8_BLOCK and self.shape[1] % FP8_BLOCK == 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +181,9 @@ def read_block(fields: Fields, name: str) -> int | None:
     if found is None:
         return None
     if not isinstance(found, list) or len(found) != 2 or not all(type(n) is int and n > 0 for n in found):
-        raise fields.error(name, f"expected two sizes, found {found!r}")
+        raise fields.error(name, f"expected two sizes, found {as_json(found)}")
     if found[0] != found[1]:
-        raise fields.error(name, f"{found!r} is not supported: blocks are square")
+        raise fields.error(name, f"{as_json(found)} is not supported: blocks are square")
     size: int = found[0]
     return size
 
@@ -189,5 +191,5 @@ def read_block(fields: Fields, name: str) -> int | None:
 def translate(fields: Fields) -> Compose:
     """See `personae.engine.checkpoints.quantized`."""
     if fields.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
-        raise fields.error("fmt", f"{fields.raw('fmt')!r} is not supported, only e4m3")
+        raise fields.error("fmt", f"{as_json(fields.raw('fmt'))} is not supported, only e4m3")
     return partial(with_scales, block=read_block(fields, "weight_block_size"))

@@ -25,6 +25,7 @@ from personae.engine.checkpoints.quantized.base import (
     unpack,
 )
 from personae.engine.fields import Fields
+from personae.errors import as_json
 
 BITS = (2, 3, 4, 8)
 MEANINGLESS = frozenset(
@@ -141,15 +142,15 @@ def translate(fields: Fields) -> Compose:
     version = fields.get("checkpoint_format", "") or fields.get("format", "") or "gptq"
     for name in ("checkpoint_format", "format"):
         if fields.get(name, version) not in ("gptq", "gptq_v2"):
-            raise fields.error(name, f"{fields.raw(name)!r} is not supported, only gptq and gptq_v2")
+            raise fields.error(name, f"{as_json(fields.raw(name))} is not supported, only gptq and gptq_v2")
     if fields.get("method", "gptq") != "gptq":
-        raise fields.error("method", f"{fields.raw('method')!r} is not supported, only gptq")
+        raise fields.error("method", f"{as_json(fields.raw('method'))} is not supported, only gptq")
     if fields.get("pack_dtype", "int32") != "int32":
-        raise fields.error("pack_dtype", f"{fields.raw('pack_dtype')!r} is not supported, only int32")
+        raise fields.error("pack_dtype", f"{as_json(fields.raw('pack_dtype'))} is not supported, only int32")
     if fields.get("is_marlin_format", False):
         raise fields.error("is_marlin_format", "weights in Marlin's own order are not supported")
     if fields.get("data_type", "int") != "int":
-        raise fields.error("data_type", f"{fields.raw('data_type')!r} is not supported, only int")
+        raise fields.error("data_type", f"{as_json(fields.raw('data_type'))} is not supported, only int")
     varied = bool(fields.raw("dynamic")) or bool(fields.raw("extra_config"))
     kind = Gptq2Tensor if version == "gptq_v2" else GptqTensor
     return partial(compose, kind=kind, bits=read_bits(fields), size=read_group(fields), varied=varied)

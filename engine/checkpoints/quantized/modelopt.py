@@ -5,6 +5,7 @@ from personae.engine.checkpoints.quantized.base import Compose, modules, take
 from personae.engine.checkpoints.quantized.fp4 import compose_fp4
 from personae.engine.checkpoints.quantized.fp8 import with_scales, without_kv_scales
 from personae.engine.fields import Fields
+from personae.errors import as_json
 
 ALGORITHMS = ("FP8", "NVFP4")
 MEANINGLESS = frozenset(
@@ -25,5 +26,5 @@ def translate(fields: Fields) -> Compose:
     """See `personae.engine.checkpoints.quantized`."""
     found = fields.get("quant_algo", "")
     if found not in ALGORITHMS:
-        raise fields.error("quant_algo", f"{found!r} is not supported, only {', '.join(ALGORITHMS)}")
+        raise fields.error("quant_algo", f"{as_json(found)} is not supported, only {', '.join(ALGORITHMS)}")
     return with_scales if found == "FP8" else compose

@@ -29,6 +29,7 @@ from personae.engine.checkpoints.quantized.base import (
 )
 from personae.engine.checkpoints.quantized.fp8 import compose_fp8
 from personae.engine.fields import Fields
+from personae.errors import as_json
 
 MEANINGLESS = frozenset(
     [
@@ -147,7 +148,7 @@ def _weight(own: dict[str, StoredTensor], module: str) -> StoredTensor:
     described = _described(values)
     kind = described["_type"]
     if kind not in (*WHOLE, FP8, INT4):
-        raise mistaken(values, f"{kind!r} is not supported, only {', '.join((*WHOLE, FP8, INT4))}")
+        raise mistaken(values, f"{as_json(kind)} is not supported, only {', '.join((*WHOLE, FP8, INT4))}")
     outputs, inputs = matrix(values)
     if kind == FP8:
         expect(values, ("F8_E4M3",), (outputs, inputs))
@@ -157,7 +158,7 @@ def _weight(own: dict[str, StoredTensor], module: str) -> StoredTensor:
                 case [int(down), int(across)] if down == across:
                     size = down
                 case other:
-                    raise mistaken(scales, f"blocks of {other!r} are not supported: they are square")
+                    raise mistaken(scales, f"blocks of {as_json(other)} are not supported: they are square")
         return compose_fp8({"weight": values, SCALES: scales}, size)
     if kind == INT4:
         need(own, module, ZEROS)

@@ -1,6 +1,7 @@
 """Products with weights in few bits: are they right, and how long do they take?"""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from importlib.util import find_spec
 
 import torch
@@ -12,19 +13,23 @@ from personae.engine.quantization.int4 import Int4Weight
 from personae.engine.quantization.int8 import Int8Weight
 from personae.evals.bench.gpu.checks import LIMITS, Check, poisoned_memory, relative_error
 from personae.evals.bench.gpu.shapes import HIDDEN, noise
-from personae.kernels.decoder import LinearWeights, pack_linear
+from personae.kernels.decoder import LinearWeights, PackedLinear, pack_linear
 from personae.kernels.quantized import QuantizedWeight
+from personae.kernels.registry import override
 
 PLAIN = "bfloat16, cuBLAS"
 HALVES = {"Q8_0": (34, 0), "Q4_0": (18, 0), "Q4_1": (20, 0, 2), "Q4_K": (144, 0, 2), "Q6_K": (210, 208)}
 """The bytes of a block of GGUF, and where it has its float16 numbers, by kind."""
+TRITON = "Q4_0, Triton"
+"""Weights that tinygemm multiplies in bfloat16, and Triton's kernel too."""
+HALVES[TRITON] = HALVES["Q4_0"]
 
 
 def kinds() -> dict[str, type[QuantizedWeight]]:
     """By name; GGUF's only where its package is installed."""
     found: dict[str, type[QuantizedWeight]] = {"int8": Int8Weight, "int4": Int4Weight}
     if find_spec("gguf") is not None:
-        found |= {kind: method_of(kind).kept for kind in HALVES}  # type: ignore[attr-defined]  # quantized
+        found |= {kind: method_of(kind.partition(",")[0]).kept for kind in HALVES}  # type: ignore[attr-defined]  # quantized
     return found
 
 
@@ -50,8 +55,7 @@ def few_bits_checks(dtype: torch.dtype, generator: torch.Generator, width: int =
         weight = random_weight(kind, 200, width, generator)
         bias = noise((200,), dtype, generator)
         plain = weight.plain(dtype).double()  # before it is handed over
-        product = pack_linear(LinearWeights(weight, bias), dtype)
-        assert product is not None
+        product = _packed(kind, LinearWeights(weight, bias), dtype)
         for rows in (5, 100):
             x = noise((rows, width), dtype, generator)
             with poisoned_memory():
@@ -71,6 +75,11 @@ def bench_linear(
         return lambda x: F.linear(x, weight), weight.nbytes
     quantized = random_weight(kind, outputs, inputs, generator)
     octets = quantized.nbytes
-    product = pack_linear(LinearWeights(quantized, None), torch.bfloat16)
+    return _packed(kind, LinearWeights(quantized, None), torch.bfloat16), octets
+
+
+def _packed(kind: str, linear: LinearWeights, dtype: torch.dtype) -> PackedLinear:
+    with override(pack_linear="triton") if kind == TRITON else nullcontext():
+        product = pack_linear(linear, dtype)
     assert product is not None
-    return product, octets
+    return product

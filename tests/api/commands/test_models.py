@@ -28,3 +28,13 @@ def test_the_json_has_what_the_table_has() -> None:
     for name in (*found["gguf"], *found["quantize"], *found["quant_methods"]):
         assert name in shown
     assert {"Q4_K", "Q8_0"} <= {*found["gguf_kept"]} < {*found["gguf"]}
+
+
+def test_a_family_says_what_it_was_in_each_format_that_a_tool_wrote() -> None:
+    found = {family.architecture: family.formats for family in supported().families}
+    assert found["Qwen3ForCausalLM"]["GPTQ"] == "equal"
+    assert found["NemotronHForCausalLM"]["W4A16"] == "refused"  # one of its cases
+    assert found["Gemma3ForCausalLM"]["AWQ"] == "the tool fails"
+    assert "GGUF Q8_0" not in found["LlamaForCausalLM"]  # no such file was compared
+    left = {architecture for architecture, formats in found.items() if not formats}
+    assert left == {"MiMoForCausalLM", "Mistral3ForConditionalGeneration"}  # decoders of other families

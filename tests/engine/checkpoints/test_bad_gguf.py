@@ -134,7 +134,7 @@ def test_an_architecture_that_is_not_served(tmp_path: Path) -> None:
         tmp_path, lambda writer: writer.kv_data[0]["general.architecture"].__setattr__("value", "mamba")
     )
     assert refused(file).startswith(
-        "b.gguf: general.architecture: 'mamba' is not supported; supported are: llama, qwen2"
+        'b.gguf: general.architecture: "mamba" is not supported; supported are: llama, qwen2'
     )
 
 
@@ -196,13 +196,13 @@ def test_weights_that_are_not_finite(tmp_path: Path) -> None:
         (lambda w: without(w, "tokenizer.ggml.model"), "tokenizer.ggml.model: is missing"),
         (
             lambda w: w.kv_data[0]["tokenizer.ggml.model"].__setattr__("value", "bert"),
-            "'bert' is not supported",
+            '"bert" is not supported',
         ),
         (
             lambda w: w.kv_data[0]["tokenizer.ggml.pre"].__setattr__("value", "new-one"),
-            "'new-one' is not supported",
+            '"new-one" is not supported',
         ),
-        (lambda w: w.kv_data[0]["tokenizer.ggml.merges"].value.append("one"), "'one' is not two tokens"),
+        (lambda w: w.kv_data[0]["tokenizer.ggml.merges"].value.append("one"), '"one" is not two tokens'),
         (lambda w: w.kv_data[0]["tokenizer.ggml.merges"].value.append("@@@ ~~~"), "merges: cannot be used"),
         (
             lambda w: w.add_eot_token_id(100_000),

@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 from family_checks import check_checkpoint
-from family_formats import make
+from family_formats import FORMATS, GGUF, make
+from family_models import CASES
 from gguf import GGUFReader
+from gguf_conversion import CASES as CONVERTED
 from safetensors.torch import load_file, save_file
 
+from personae.engine.checkpoints.compared import EQUAL, compared
 from personae.engine.checkpoints.huggingface import Folder
 from personae.engine.loader import load_model
 from personae.errors import ModelLoadError
+from personae.evals.family_formats import guide_table
 
 
 @pytest.mark.parametrize(
@@ -32,6 +36,7 @@ def test_a_quantized_family_gives_what_transformers_and_peft_give_on_its_dequant
     checkpoint, plain = make(form, case, tmp_path)
     report = check_checkpoint(checkpoint, plain, tmp_path)
     assert report.passed, str(report)
+    assert compared().cells(form)[case] == EQUAL
     if checkpoint.is_dir():
         quantized = [t for t in Folder(checkpoint).stored().values() if t.dtype == "fp8"]
     else:
@@ -60,3 +65,17 @@ def test_scales_of_experts_in_one_tensor_that_do_not_fit_are_named(
     with pytest.raises(ModelLoadError) as refused:
         load_model(checkpoint, device=torch.device("cpu"), dtype="float32")
     assert why in str(refused.value)
+
+
+def test_what_is_recorded_has_every_case_and_every_format() -> None:
+    known = compared()
+    assert known.cases == {name: kind for name, (kind, _) in CASES.items()}
+    assert [*known.formats] == [*FORMATS, *GGUF]
+    for name in known.formats:
+        assert [*known.cells(name)] == [*(CONVERTED if name in GGUF else CASES)]
+        assert {case for cases in known.formats[name].others.values() for case in cases} <= {*CASES}
+
+
+def test_the_guide_has_the_table_of_what_is_recorded() -> None:
+    guide = Path(__file__).parents[3] / "docs" / "guide" / "quantization.md"
+    assert "\n".join(guide_table(compared())) in guide.read_text()

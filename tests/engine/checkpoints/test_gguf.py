@@ -318,5 +318,5 @@ def test_config_json_without_architectures_loads_by_its_model_type(tmp_path: Pat
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert torch.equal(*(all_logits(load_model(path, device=CPU)) for path in (folder, tmp_path)))
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
-    with pytest.raises(ModelLoadError, match="model_type: 'mamba' is not supported"):
+    with pytest.raises(ModelLoadError, match='model_type: "mamba" is not supported'):
         load_model(tmp_path, device=CPU)

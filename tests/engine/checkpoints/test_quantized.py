@@ -231,35 +231,35 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
         (
             "gptq-sym",
             {"quant_method": "hqq"},
-            "quant_method: 'hqq' is not supported; supported are: auto-round",
+            'quant_method: "hqq" is not supported; supported are: auto-round',
         ),
-        ("gptq-sym", {"quant_method": ...}, "quant_method: '' is not supported"),
+        ("gptq-sym", {"quant_method": ...}, 'quant_method: "" is not supported'),
         (
             "gptq-sym",
             {"checkpoint_format": "gptq_p"},
-            "checkpoint_format: 'gptq_p' is not supported, only gptq",
+            'checkpoint_format: "gptq_p" is not supported, only gptq',
         ),
         ("gptq-sym", {"bits": 5}, "bits: 5 is not supported, only 2, 3, 4, 8"),
         ("gptq-sym", {"bits": 8}, "qzeros: has 8 words for 64 outputs, which is not 8 bits"),
         ("gptq-sym", {"group_size": 64}, "scales: has 4 groups, but 128 inputs in groups of 64 have others"),
         ("gptq-sym", {"group_size": 0}, "group_size: must be at least 1"),
-        ("gptq-sym", {"rotation": "hadamard"}, "rotation: 'hadamard' is not supported for gptq"),
+        ("gptq-sym", {"rotation": "hadamard"}, 'rotation: "hadamard" is not supported for gptq'),
         ("gptq-sym", {"is_marlin_format": True}, "is_marlin_format"),
-        ("autoawq", {"version": "gemv"}, "version: 'gemv' is not supported, only gemm"),
+        ("autoawq", {"version": "gemv"}, 'version: "gemv" is not supported, only gemm'),
         ("autoawq", {"bits": 8}, "bits: 8 is not supported, only 4"),
         ("autoawq", {"group_size": 64}, "qzeros: expected [2, 8] I32, found [4, 8] I32"),
-        ("ct-w4a16", {"format": "marlin-24"}, "format: 'marlin-24' is not supported"),
+        ("ct-w4a16", {"format": "marlin-24"}, 'format: "marlin-24" is not supported'),
         ("ct-w4a16", {"sparsity_config": {"format": "dense"}}, "sparsity_config"),
         ("ct-w4a16", {"transform_config": {"r1": 1}}, "transform_config"),
-        ("ct-w4a16", {"config_groups": {"a": {"weights": {"num_bits": 16}}}}, "num_bits: 16 of type 'int'"),
+        ("ct-w4a16", {"config_groups": {"a": {"weights": {"num_bits": 16}}}}, 'num_bits: 16 of type "int"'),
         ("ct-w4a16", {"config_groups": {"a": {"weights": {"num_bits": 4, "bias": 1}}}}, "bias: 1"),
         ("fp8-block", {"weight_block_size": [32, 16]}, "weight_block_size: [32, 16] is not supported"),
         ("fp8-block", {"weight_block_size": "32"}, "weight_block_size: expected two sizes"),
         ("fp8-block", {"weight_block_size": [64, 64]}, "weight_scale_inv: expected [1, 2]"),
-        ("fp8-block", {"fmt": "e5m2"}, "fmt: 'e5m2' is not supported, only e4m3"),
+        ("fp8-block", {"fmt": "e5m2"}, 'fmt: "e5m2" is not supported, only e4m3'),
         ("bnb-nf4", {"bnb_4bit_quant_storage": "bfloat16"}, "bnb_4bit_quant_storage"),
-        ("autoround", {"packing_format": "auto_round:marlin"}, "packing_format: 'auto_round:marlin'"),
-        ("modelopt-fp8", {"quant_algo": "W4A16_AWQ"}, "quant_algo: 'W4A16_AWQ' is not supported"),
+        ("autoround", {"packing_format": "auto_round:marlin"}, 'packing_format: "auto_round:marlin"'),
+        ("modelopt-fp8", {"quant_algo": "W4A16_AWQ"}, 'quant_algo: "W4A16_AWQ" is not supported'),
     ],
 )
 def test_a_config_that_is_not_understood_is_refused_by_the_name_of_its_key(
@@ -334,7 +334,7 @@ def test_a_weight_that_transformers_has_renamed_is_what_all_weights_of_its_file_
 
 def test_a_class_of_torchao_that_is_not_plain_is_refused_by_its_name(tmp_path: Path) -> None:
     parts = {"qdata": torch.zeros(1, 4, 32, 4, dtype=torch.int32), "scale": torch.ones(2, 8)}
-    why = f"{K}._weight_qdata: 'Int4TilePackedTo4dTensor' is not supported, only Int8Tensor"
+    why = f'{K}._weight_qdata: "Int4TilePackedTo4dTensor" is not supported, only Int8Tensor'
     with pytest.raises(ModelLoadError, match=re.escape(why)):
         Folder(torchao_folder(tmp_path, "Int4TilePackedTo4dTensor", parts)).stored()
     save_file({f"{K}._weight_qdata": parts["qdata"]}, tmp_path / "model.safetensors")
