@@ -47,7 +47,10 @@ class LoraPair:
 
     def reach(self) -> float:
         """An upper bound of the magnitude of every entry of scaling * B A."""
-        a, b = self.peaks()
+        return self.reach_of(*self.peaks())
+
+    def reach_of(self, a: float, b: float) -> float:
+        """The same from its peaks."""
         return self.rank // self.experts * a * b
 
 
@@ -134,7 +137,8 @@ def make_adapter(
     for (_, module), pair in pairs.items():
         rest()
         ranks[module] = max(ranks.get(module, 0), pair.rank)
-        peak, reach = max(peak, *pair.peaks()), max(reach, pair.reach())
+        peaks = pair.peaks()
+        peak, reach = max(peak, *peaks), max(reach, pair.reach_of(*peaks))
         nbytes += pair.a.nbytes + pair.b.nbytes
     adapter = Adapter(
         name, digest or "", dict(pairs), ranks, peak, nbytes, dict(dora_bias or {}), vocabulary, invocation

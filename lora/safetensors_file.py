@@ -17,7 +17,7 @@ from torch import Tensor
 
 from personae.errors import AdapterError, as_json
 from personae.lora.peft_names import refusal
-from personae.lora.single import magnitude
+from personae.lora.single import from_float8, magnitude
 from personae.lora.strict_json import decode_object
 from personae.lora.throttle import Rest, no_rest
 
@@ -75,8 +75,12 @@ class SafetensorsFile:
         self._file.seek(self.data_start + entry.begin)
         if self._file.readinto(data) != len(data):
             raise AdapterError(f"{self.name}: {name!r} is cut short", param=name)
-        tensor = torch.frombuffer(data, dtype=entry.dtype).reshape(entry.shape)
-        return tensor.bfloat16() if entry.dtype == torch.float8_e4m3fn else tensor
+        flat = (
+            from_float8(data)
+            if entry.dtype == torch.float8_e4m3fn
+            else torch.frombuffer(data, dtype=entry.dtype)
+        )
+        return flat.view(entry.shape)
 
     def read_checked(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """As `read`. Raises AdapterError if the shape differs or a value is not finite."""

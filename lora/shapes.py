@@ -66,7 +66,7 @@ class LoraShapes:
 
     def parts(self, layer: int, path: str) -> tuple[str, ...]:
         """The modules of a path in a layer. Layers may have different ones there."""
-        return tuple(module for module in self.paths[path] if self.has(layer, module))
+        return tuple(key for key, site in self.sites.items() if site.path == path and self.has(layer, key))
 
     @property
     def merged(self) -> bool:

@@ -5,6 +5,7 @@ every such operation would wait until each thread gets its turn: some 100 ms on 
 hundreds of operations.
 """
 
+import struct
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 AT_ONCE = 2**15  # elements; torch splits larger operations among its threads
-_BITS = {2: (torch.int16, np.uint16, 0x7FFF), 4: (torch.int32, np.uint32, 0x7FFFFFFF)}
+_SIGNED = {2: torch.int16, 4: torch.int32}
+_VALUE = {torch.float16: ("<H", "<e", 0), torch.bfloat16: ("<I", "<f", 16), torch.float32: ("<I", "<f", 0)}
+"""By dtype: how the struct module writes its bits, how it reads the value, and how far they are shifted."""
+
+_FLOAT8 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).bfloat16().view(torch.uint8).numpy()
+_LOW, _HIGH = _FLOAT8[0::2].tobytes(), _FLOAT8[1::2].tobytes()
 
 
 def magnitude(tensor: Tensor) -> float:
@@ -21,17 +27,27 @@ def magnitude(tensor: Tensor) -> float:
 
     Without their sign, floats are ordered as their bits are, and NaN comes after infinity.
     """
-    if tensor.element_size() not in _BITS or not tensor.is_floating_point():
+    if tensor.dtype not in _VALUE:
         return float(tensor.abs().max())
-    signed, unsigned, mask = _BITS[tensor.element_size()]
-    bits: NDArray[Any] = tensor.contiguous().view(signed).numpy().view(unsigned)
-    largest = int((bits & mask).max())
-    return float(torch.tensor(largest, dtype=signed).view(tensor.dtype))
+    signed = _SIGNED[tensor.element_size()]
+    bits: NDArray[Any] = tensor.contiguous().view(signed).numpy()
+    largest = int((bits & torch.iinfo(signed).max).max())
+    stored, read, shift = _VALUE[tensor.dtype]
+    return float(struct.unpack(read, struct.pack(stored, largest << shift))[0])
+
+
+def from_float8(data: bytearray) -> Tensor:
+    """The bfloat16 values of float8_e4m3fn numbers, [n]. They are looked up, because torch's conversion takes
+    several times as long."""
+    found = np.empty((len(data), 2), np.uint8)
+    found[:, 0] = np.frombuffer(data.translate(_LOW), np.uint8)
+    found[:, 1] = np.frombuffer(data.translate(_HIGH), np.uint8)
+    return torch.from_numpy(found.reshape(-1)).view(torch.bfloat16)
 
 
 def transposed(tensor: Tensor) -> Tensor:
     """A contiguous copy of a matrix, transposed."""
-    signed = _BITS[tensor.element_size()][0]
+    signed = _SIGNED[tensor.element_size()]
     copy = np.ascontiguousarray(tensor.contiguous().view(signed).numpy().T)
     return torch.from_numpy(copy).view(tensor.dtype)
 

@@ -6,4 +6,5 @@ gc.disable()  # what is imported and loaded is no garbage; `spare_what_is_here` 
 
 from personae.actors.enginecore.core import main  # noqa: E402 - the imports are what must not be visited
 
+gc.freeze()  # the collection after loading need not visit it
 main()

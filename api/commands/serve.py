@@ -1,5 +1,6 @@
 """`personae serve`, after its options are read: open the engine, serve it, close it."""
 
+import gc
 import ipaddress
 import logging
 import re
@@ -51,6 +52,7 @@ def run(options: ServeOptions, start_up: StartUp) -> None:
     """Serve until a signal to stop, and show the start. Raises LoadError if the address, the model or an
     adapter is refused, or if other machines could reach a server without keys; EngineLost if the engine fails
     permanently."""
+    gc.freeze()  # what was imported; the collection when the server is ready need not visit it
     logs.configure(options.log_format, start_up)
     allow_open_files()
     if (key := options.api_key) is not None and not re.fullmatch("[!-~]+", key):

@@ -5,6 +5,7 @@ compiler, the flags and the processor. So changed sources or another machine giv
 one is never loaded.
 """
 
+import ctypes
 import fcntl
 import hashlib
 import logging
@@ -12,6 +13,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -20,15 +22,18 @@ from personae.kernels.cache_folder import cache_folder
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "decoder.cpp"))
 FLAGS = (
     "-O3",
-    "-march=native",
     "-std=c++17",
-    "-fopenmp",
     "-fno-math-errno",
     "-fno-trapping-math",
     "-Wno-psabi",
     "-shared",
     "-fPIC",
 )
+OPENMP = "-fopenmp"
+"""Not on macOS: Apple's compiler has no OpenMP. There only the team of threads shares out work (`team.h`)."""
+
+APPLE = {"i8mm": "-mcpu=apple-m2", "asimddp": "-mcpu=apple-m1"}
+"""By feature, the richest first: the flag for Apple's processors that have it."""
 
 _log = logging.getLogger("personae.kernels")
 
@@ -43,7 +48,7 @@ def compile_library(compiler: str, to: Path, *flags: str) -> None:
     """Compiles the operators into a shared library, with `flags` after FLAGS. Raises OSError and
     subprocess.SubprocessError."""
     subprocess.run(  # noqa: S603  # the machine's own compiler
-        [compiler, *FLAGS, *flags, "-o", str(to), *map(str, SOURCES)],
+        [compiler, *_flags(), *flags, "-o", str(to), *map(str, SOURCES)],
         check=True,
         capture_output=True,
         timeout=900,  # on a busy machine
@@ -56,7 +61,7 @@ def built(compiler: str, *flags: str) -> Path:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=60).stdout  # noqa: S603  # as above
     sources = [path.read_bytes() for path in (*SOURCES, *sorted(SOURCES[0].parent.glob("*.h")))]
     made_from = b"\0".join(
-        [*sources, version, " ".join((*FLAGS, *flags)).encode(), *(() if flags else (_processor(),))]
+        [*sources, version, " ".join((*_flags(), *flags)).encode(), *(() if flags else (_processor(),))]
     )
     folder = cache_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -75,6 +80,29 @@ def _compile(compiler: str, target: Path, *flags: str) -> None:
         _log.info("compiling CPU kernels (once, about a minute)")
         compile_library(compiler, made, *flags)
         made.replace(target)  # atomic: a library that is there is whole
+
+
+def _flags() -> tuple[str, ...]:
+    """The flags for this system and processor; a later -march replaces theirs."""
+    if sys.platform == "darwin":
+        features = apple_features()
+        fitting = (flag for feature, flag in APPLE.items() if feature in features)
+        return (*FLAGS, next(fitting, "-march=native"))
+    return (*FLAGS, OPENMP, "-march=native")
+
+
+def apple_features() -> frozenset[str]:
+    """What macOS says that this processor has of ARM's instructions, by Linux's names; nothing on Intel's."""
+    if platform.machine() != "arm64":
+        return frozenset()
+    names = {"i8mm": b"hw.optional.arm.FEAT_I8MM", "asimddp": b"hw.optional.arm.FEAT_DotProd"}
+    ask = ctypes.CDLL(None).sysctlbyname
+    found = {"asimd"}
+    for feature, name in names.items():
+        value, size = ctypes.c_int(0), ctypes.c_size_t(4)
+        if ask(name, ctypes.byref(value), ctypes.byref(size), None, 0) == 0 and value.value:
+            found.add(feature)
+    return frozenset(found)
 
 
 def _processor() -> bytes:

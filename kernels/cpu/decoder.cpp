@@ -1,5 +1,6 @@
-// The fused decoder behind a C interface; empty where vectors cannot convert float16, and elsewhere than on Linux.
-#if (defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) || defined(__aarch64__)) && defined(__linux__)
+// The fused decoder behind a C interface; empty where vectors cannot convert float16, and where there are no teams.
+#include "system.h"
+#if (defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) || defined(__aarch64__)) && defined(TEAM_SYSTEM)
 #include <algorithm>
 #include <vector>
 

@@ -1,8 +1,10 @@
 // Which instructions multiply, and rounding to what they multiply. They round differently, and answers are repeated to
 // the bit after a crash: so a machine always uses the same ones, by what it is and not by how fast it was.
 #pragma once
+#if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 
 #include "vector.h"
 
@@ -74,7 +76,7 @@ constexpr bool TILES_BUILT = false;
 #endif
 
 inline bool tiles_allowed() {  // the kernel wants to be asked before a process uses tiles
-#if defined(__x86_64__)
+#if defined(__x86_64__) && defined(__linux__)
     constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
     static const bool allowed = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
     return allowed;

@@ -5,8 +5,6 @@
 // inputs][16 outputs][2]. That is the same for all instructions but those that multiply float16: a block is [32 inputs][32
 // outputs] for them, and bfloat16 has become float16, with a scale for each output. A group's scales follow its blocks.
 #pragma once
-#include <sys/mman.h>
-
 #include <memory>
 #include <mutex>
 #include <tuple>
@@ -14,6 +12,7 @@
 
 #include "formats.h"
 #include "instructions.h"
+#include "system.h"
 
 namespace {
 
@@ -22,16 +21,16 @@ constexpr int64_t TILE = 16 * 32;     // elements of a tile
 // Memory for weights that live long: slabs on huge pages, so that reading them from end to end misses no address
 // translations. A slab is given back when the last weight in it is.
 struct Slab {
-    static constexpr size_t HUGE = 2 << 20, USUAL = 64 << 20;
+    static constexpr size_t LARGE = 2 << 20, USUAL = 64 << 20;
     char *memory, *free;
     size_t bytes, left;
 
-    explicit Slab(size_t wanted) : bytes(std::max(USUAL, wanted) + HUGE) {
+    explicit Slab(size_t wanted) : bytes(std::max(USUAL, wanted) + LARGE) {
         void* found = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         memory = found == MAP_FAILED ? nullptr : (char*)found;
-        free = (char*)((uintptr_t(memory) + HUGE - 1) & ~uintptr_t(HUGE - 1));
+        free = (char*)((uintptr_t(memory) + LARGE - 1) & ~uintptr_t(LARGE - 1));
         left = memory ? size_t(memory + bytes - free) : 0;
-        if (memory) madvise(free, left, MADV_HUGEPAGE);
+        if (memory) prefer_large_pages(free, left);
     }
     ~Slab() {
         if (memory) munmap(memory, bytes);

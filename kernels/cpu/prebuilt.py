@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from personae.kernels.cpu.compiler import built, find_compiler
+from personae.kernels.cpu.compiler import apple_features, built, find_compiler
 
 FOLDER = Path(__file__).with_name("prebuilt")
 
@@ -22,8 +22,9 @@ _V4 = f"{_V3} avx512bw avx512cd avx512dq avx512f avx512vl"
 _VNNI = f"{_V4} avx512_vnni"
 _BF16 = f"{_VNNI} avx512_bf16"
 _FP16 = f"{_BF16} avx512_fp16"
-_ARCHITECTURES = {"x86_64": "avx2", "aarch64": "asimd"}  # what each of its sets needs
-_STATIC = ("-static-libstdc++", "-static-libgcc")  # the machine's own may be older
+_ARCHITECTURES = {"x86_64": "avx2", "aarch64": "asimd", "arm64": "asimd"}  # what each of its sets needs
+# The machine's own may be older; macOS has its own in any case.
+_STATIC = () if sys.platform == "darwin" else ("-static-libstdc++", "-static-libgcc")
 
 
 class Variant(NamedTuple):
@@ -77,7 +78,9 @@ def fitting(features: frozenset[str]) -> list[Variant]:
 
 
 def features_here() -> frozenset[str]:
-    """What Linux says that this processor has, of x86 or ARM; nothing elsewhere."""
+    """What Linux says that this processor has, of x86 or ARM, and macOS of ARM; nothing elsewhere."""
+    if sys.platform == "darwin":
+        return apple_features()
     if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES:
         return frozenset()
     try:

@@ -4,9 +4,6 @@
 // writes the next one. To write the one after that it waits for no one: it has seen that all have given the next part, and they
 // give it when they have read the last.
 #pragma once
-#include <cerrno>
-#include <ctime>
-
 #include "rows.h"
 #include "team.h"
 
@@ -37,7 +34,7 @@ class RankSums {
         const uint32_t now = before_ + uint32_t(sum) + 1;
         Counter& mine = counter(rank_);
         mine.given.store(now);
-        if (mine.sleeping.load()) syscall(SYS_futex, &mine.given, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+        if (mine.sleeping.load()) wake_all_shared(&mine.given);
         for (int64_t other = 0; other < ranks_; other++) wait_for(counter(other), now);
     }
 
@@ -55,11 +52,9 @@ class RankSums {
             if (int32_t(other.given.load(std::memory_order_acquire) - wanted) >= 0) return;
             pause_briefly();
         }
-        const timespec patience{0, CHECK_NANOSECONDS};
         for (uint32_t now; !ended_ && int32_t((now = other.given.load()) - wanted) < 0;) {
             other.sleeping.fetch_add(1);
-            const long woken = syscall(SYS_futex, &other.given, FUTEX_WAIT, now, &patience, nullptr, 0);
-            const bool late = woken && errno == ETIMEDOUT;
+            const bool late = !sleep_while_shared(&other.given, now, CHECK_NANOSECONDS);
             other.sleeping.fetch_sub(1);
             if (late && check_ && !check_()) ended_ = true;
         }

@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "pointwise.h"
-#if (defined(__x86_64__) || defined(__aarch64__)) && defined(__linux__)
+#include "system.h"
+#if (defined(__x86_64__) || defined(__aarch64__)) && defined(TEAM_SYSTEM)
 #include "team.h"
 #endif
 
@@ -248,7 +249,7 @@ inline int64_t draw(const MaskedRow& row, float best, const Choice& choice, int6
 // step's forward pass has begun: where there is a team it does this, too.
 template <typename Each>
 void each_row(int64_t rows, int threads, Each each) {
-#if (defined(__x86_64__) || defined(__aarch64__)) && defined(__linux__)
+#if (defined(__x86_64__) || defined(__aarch64__)) && defined(TEAM_SYSTEM)
     Team::of(threads).run({rows}, [](void* context, int, int64_t row, int) { (*(Each*)context)(row); }, &each);
 #else
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)

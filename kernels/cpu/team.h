@@ -9,15 +9,10 @@
 // has a core that was yielded keeps it until the clock ticks, for milliseconds and however low its priority, while
 // who is woken has it back at once from a process of the lowest class.
 #pragma once
-#include <linux/futex.h>
-#include <pthread.h>
-#include <sched.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
-#include <climits>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -28,6 +23,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+
+#include "system.h"
 
 // While it lives, this thread's floats that are too small for their exponent are zero.
 class FlushToZero {
@@ -84,9 +81,9 @@ class Team {
         Run& run = runs_[turn & 1];
         wait_until(run.inside, 0);  // of stragglers from two turns ago
         run.begin(sizes, size(), work, context);
-        if (const int here = sched_getcpu(); here != left_free_) leave_free(here);
+        if (const int here = current_core(); here != left_free_) cores_.leave_free(left_free_ = here, handles_);
         turn_.store(turn);
-        if (sleeping_.load()) syscall(SYS_futex, &turn_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+        if (sleeping_.load()) wake_all(&turn_);
         if (first) first();
         run.take_part(0);
     }
@@ -153,22 +150,11 @@ class Team {
     };
 
     explicit Team(int threads) : threads_(threads - 1) {
-        sched_getaffinity(0, sizeof(cores_), &cores_);
         for (int i = 1; i < threads; i++) {
             std::thread thread([this, i] { serve(i); });
             handles_.push_back(thread.native_handle());
             thread.detach();
         }
-    }
-
-    // Linux wakes a thread where it slept last. If that is the caller's core it waits there for milliseconds, and
-    // the core of its own goes to whoever else has something to do. So the others stay away from the caller's.
-    void leave_free(int core) {
-        left_free_ = core;
-        cpu_set_t others = cores_;
-        CPU_CLR(core, &others);
-        if (CPU_COUNT(&others) < int(threads_)) return;
-        for (pthread_t thread : handles_) pthread_setaffinity_np(thread, sizeof(others), &others);
     }
 
     // Work in hand is a matter of microseconds, unless its thread has lost its core.
@@ -178,14 +164,12 @@ class Team {
             pause_briefly();
         }
         waiting_.fetch_add(1);
-        for (int32_t now; (now = count.load()) != reached;)
-            syscall(SYS_futex, &count, FUTEX_WAIT_PRIVATE, now, nullptr, nullptr, 0);
+        for (int32_t now; (now = count.load()) != reached;) sleep_while(&count, now);
         waiting_.fetch_sub(1);
     }
 
     void add(std::atomic<int32_t>& count, int32_t more, int32_t reached) {
-        if (count.fetch_add(more) + more == reached && waiting_.load())
-            syscall(SYS_futex, &count, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+        if (count.fetch_add(more) + more == reached && waiting_.load()) wake_all(&count);
     }
 
     void serve(int me) {
@@ -209,7 +193,7 @@ class Team {
                 continue;
             }
             sleeping_.fetch_add(1);
-            syscall(SYS_futex, &turn_, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+            sleep_while(&turn_, seen);
             sleeping_.fetch_sub(1);
         }
     }
@@ -220,7 +204,9 @@ class Team {
     // By turn's parity: a straggler of the last run reads its own, not the next one's.
     Run runs_[2]{Run(*this), Run(*this)};
     std::mutex running_;
-    cpu_set_t cores_;
+    // Linux wakes a thread where it slept last. If that is the caller's core it waits there for milliseconds, and
+    // the core of its own goes to whoever else has something to do. So the others stay away from the caller's.
+    const Cores cores_;
     int left_free_ = -1;  // the core that the caller had when it was last looked at
     std::vector<pthread_t> handles_;
     const size_t threads_;

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personae.lora.single import magnitude, transposed
+from personae.lora.single import from_float8, magnitude, transposed
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -32,3 +32,9 @@ def test_a_transposed_matrix_is_contiguous_and_the_same(dtype: torch.dtype) -> N
     assert torch.equal(transposed(matrix), matrix.T)
     assert transposed(matrix).is_contiguous()
     assert torch.equal(transposed(matrix.T), matrix)
+
+
+def test_float8_is_looked_up_as_torch_converts_it() -> None:
+    every = bytearray(range(256))
+    expected = torch.frombuffer(every, dtype=torch.float8_e4m3fn).bfloat16()
+    assert torch.equal(from_float8(every).view(torch.int16), expected.view(torch.int16))
