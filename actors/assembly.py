@@ -1,7 +1,6 @@
 """Loads the model and the adapters that the options name, and specifies how the engine core is built from
 them."""
 
-import errno
 import logging
 import os
 import platform
@@ -19,11 +18,17 @@ import torch
 
 from personae.actors.adapter_folders import adapter_folders
 from personae.actors.client import ModelCard
+from personae.actors.cluster.stage_machines import gather
 from personae.actors.draft_model import chosen_speculation, load_draft_model
 from personae.actors.kit.gc_tuning import spare_what_is_here
 from personae.actors.options import EngineOptions
 from personae.actors.rank_cores import shared_cores
-from personae.actors.rank_options import attention_ranks, dist_library, expert_groups, two_batches
+from personae.actors.rank_options import (
+    attention_ranks,
+    dist_library,
+    expert_groups,
+    two_batches,
+)
 from personae.actors.sizing import Sizes, choose_sizes
 from personae.actors.spec import EngineSpec, GrammarService, StepRunner
 from personae.actors.start_adapters import read_start_adapters
@@ -34,7 +39,7 @@ from personae.engine.generation_config import GenerationDefaults
 from personae.engine.heads.head import Head
 from personae.engine.heads.states import HeadStates
 from personae.engine.kv import KVCache
-from personae.engine.loader import load_model
+from personae.engine.loader import is_out_of_memory, load_model
 from personae.engine.lora_shapes import lora_shapes, rank_shapes, shared_shapes
 from personae.engine.machine_sockets import client_context
 from personae.engine.models.decoder import Decoder
@@ -150,7 +155,7 @@ def assemble(
     phase("weights", 0, 0)
     checkpoint = open_checkpoint(options.model)
     vocab_size = checkpoint.config().vocab_size
-    ranks = _other_ranks(options, checkpoint, device)
+    ranks = _other_ranks(options, checkpoint, device, partial(phase, "machines"))
     with ThreadPoolExecutor(1, "texts") as meanwhile:  # reading weights leaves the interpreter's lock free
         texts = meanwhile.submit(_texts, checkpoint, vocab_size)
         packed = _packed_weights(options, device, waits=wait is not None)
@@ -592,9 +597,11 @@ def _check_kernels() -> None:
         ) from error
 
 
-def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.device) -> Ranks | None:
-    """Start the processes of the ranks besides this one; None if the model has one. Raises LoadError for
-    what several ranks cannot do."""
+def _other_ranks(
+    options: EngineOptions, checkpoint: Checkpoint, device: torch.device, waits: Callable[[int, int], None]
+) -> Ranks | None:
+    """Start the processes of the ranks besides this one; None if the model has one. `waits`: see
+    `stage_machines.gather`. Raises LoadError for what several ranks cannot do."""
     size, stages, groups = (
         options.tensor_parallel_size,
         options.pipeline_parallel_size,
@@ -605,7 +612,8 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         return None
     option = f"--tensor-parallel-size {size}" if size > 1 else f"--pipeline-parallel-size {stages}"
     library = dist_library(options, device)
-    if options.far_stages is not None and (library is not None or device.type != "cpu"):
+    far_away = options.far_stages is not None or options.nnodes > 1
+    if far_away and (library is not None or device.type != "cpu"):
         raise LoadError(f"{option} on several nodes works on CPUs with shared memory only so far.")
     if sys.platform == "win32":
         raise LoadError(f"{option} does not work on Windows.")
@@ -620,8 +628,11 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
     if (warning := shared_cores(options)) is not None:
         log.warning("%s", warning)
     if "OMP_NUM_THREADS" not in os.environ:
-        here = size if options.far_stages is not None else size * stages
+        here = size if far_away else size * stages
         torch.set_num_threads(max(torch.get_num_threads() // here, 1))
+    far = options.far_stages
+    if options.nnodes > 1:
+        far = gather(options, waits)
     return Ranks(
         options.model,
         size,
@@ -633,7 +644,7 @@ def _other_ranks(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         quantize=options.quantize,
         max_position=options.max_model_len,
         threads=torch.get_num_threads(),
-        far=options.far_stages,
+        far=far,
         device=device,
         library=library,
     )
@@ -674,17 +685,11 @@ def _loaded(
             f"The weights of {options.model} do not fit into the {size_text(free)} that are free on the GPU."
         ) from None
     except (MemoryError, OSError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise LoadError(
             f"The system has no memory left for the weights of {options.model}; free some, or use --quantize."
         ) from None
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether the system refused memory. On a CPU, torch has no error type for that."""
-    refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    return refused or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 def _cards(

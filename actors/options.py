@@ -125,6 +125,20 @@ def _needs(url: str, module: str, package: str = "") -> None:
         raise ValueError(f"{url!r} needs {module} (pip install {package or module}).")
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """The parts of HOST:PORT. Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ValueError(f"{address!r} is not HOST:PORT.")
+    return host.strip("[]"), int(port)
+
+
+def check_address(address: str) -> str:
+    """The value of `--dist-init-addr`. Raises ValueError."""
+    host_and_port(address)
+    return address
+
+
 def parse_quantization(name: str) -> str:
     """Return the name of a weight format. Raises ValueError for an unknown one."""
     if name not in QUANTIZATIONS:
@@ -217,6 +231,42 @@ class ModelOptions:
             metavar="STAGES",
         ),
     ] = 1
+    nnodes: Annotated[
+        int,
+        OptionInfo(
+            "Machines that share the model, one stage on each, without Ray: --pipeline-parallel-size must be "
+            "the same number. Each runs the same command with its own --node-rank.",
+            min=1,
+            max=64,
+            metavar="MACHINES",
+        ),
+    ] = 1
+    node_rank: Annotated[
+        int,
+        OptionInfo(
+            "With --nnodes: this machine's number. 0 is the one that serves; on the others the other options "
+            "are ignored, but those that name ranks and machines.",
+            min=0,
+            max=63,
+            metavar="NUMBER",
+        ),
+    ] = 0
+    dist_init_addr: Annotated[
+        str | None,
+        OptionInfo(
+            "With --nnodes: where the first machine listens for the others while it starts.",
+            check=check_address,
+            metavar="HOST:PORT",
+        ),
+    ] = None
+    dist_identity: Annotated[
+        Path | None,
+        OptionInfo(
+            "With --nnodes: a file with the key and the certificate of all machines. The first one makes it; "
+            "copy it to the others. Who has it can take part.",
+            metavar="FILE",
+        ),
+    ] = None
     dist_backend: Annotated[
         Literal["auto", "shared-memory", "gloo", "nccl"],
         OptionInfo(

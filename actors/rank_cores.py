@@ -8,7 +8,7 @@ def shared_cores(options: EngineOptions) -> str | None:
     """A sentence about the ranks on this machine that have no core of their own; None if all have one. They
     work, but slowly: each sum waits until the last of them had its turn."""
     size, stages = options.tensor_parallel_size, options.pipeline_parallel_size
-    ranks = size * (stages if options.far_stages is None else 1)
+    ranks = size * (stages if options.far_stages is None and options.nnodes == 1 else 1)
     cores = max(int(usable_cores()), 1)
     if ranks == 1 or ranks <= cores:
         return None

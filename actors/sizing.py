@@ -213,14 +213,24 @@ def _device_memory(
     options: EngineOptions, reserved: int, comm: Comm, found: list[GpuMemory]
 ) -> tuple[int, str]:
     """The bytes of the KV cache on each GPU, and the source of that number for messages. `found`: the GPU of
-    each rank; the one with the least room decides."""
+    each rank. Of those that have pages, the one with the least room decides. Raises LoadError."""
+    having_pages = comm.attention_ranks or comm.size
+    if 0 < comm.attention_ranks < comm.size:
+        found, others = found[:having_pages], found[having_pages:]
+        least = min(others, key=lambda gpu: gpu.free - gpu.step)
+        if reserved > least.free - least.step:
+            raise LoadError(
+                f"A GPU without attention has {size_text(least.free)} free besides the weights: too little "
+                f"for a step ({size_text(least.step, needed=True)}) and up to "
+                f"{size_text(reserved, needed=True)} of adapters (twice --adapter-memory)."
+            )
 
     def unused(gpu: GpuMemory) -> int:
         return int(gpu.total * (1 - options.gpu_memory_utilization))
 
     if options.kv_memory:
         free = min(gpu.free for gpu in found)
-        memory, source = options.kv_memory // (comm.size * comm.stages), "--kv-memory"
+        memory, source = options.kv_memory // (having_pages * comm.stages), "--kv-memory"
     else:
         least = min(found, key=lambda gpu: gpu.free - unused(gpu) - gpu.step)
         free, step = least.free, least.step

@@ -78,6 +78,9 @@ def serve(options: ServeOptions, config: ConfigOption = None, dry_run: DryRunOpt
     if dry_run:
         _dry_run(options)
         return
+    if options.node_rank:
+        _serve_stage(options)
+        return
     drawn = options.log_format == "text" and sys.stderr.isatty()
     one_here = not options.one_process and options.ray is None
     one_here = one_here and options.replicas == ONE_REPLICA
@@ -98,6 +101,14 @@ def serve(options: ServeOptions, config: ConfigOption = None, dry_run: DryRunOpt
     except EngineLost as error:
         typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
         raise typer.Exit(_ENGINE_LOST) from None
+
+
+def _serve_stage(options: ServeOptions) -> None:
+    end_ahead()
+    from personae.api.commands.serve_stage import run
+
+    with _refusals():
+        run(options)
 
 
 def _dry_run(options: ServeOptions) -> None:

@@ -11,6 +11,7 @@ from anyio import to_thread
 
 from personae.actors.adapter_folders import adapter_folders
 from personae.actors.cluster.launch import open_cluster
+from personae.actors.cluster.stage_machines import check_machines
 from personae.actors.frontend.engine_process import Progress
 from personae.actors.keeping import Keeper
 from personae.actors.kv_publisher import publishing
@@ -58,6 +59,9 @@ async def open_engine(
             "--spare-process is for one engine in a process of its own on this machine; leave it out with "
             "--replicas, --ray and --one-process."
         )
+    if options.nnodes > 1 and (options.replicas != ONE_REPLICA or options.ray is not None):
+        raise LoadError("--nnodes is for one engine; leave it out with --replicas and --ray.")
+    check_machines(options)
     check_prefill(options.prefill_replicas, options.replicas.least, options.replicas.most)
     if options.one_process and options.ray is not None:
         raise LoadError("--one-process has its engine here; --ray has engines on other machines.")

@@ -1,5 +1,6 @@
 """Loads a model from disk into a decoder, one tensor at a time."""
 
+import errno
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -293,6 +294,13 @@ def _fill(decoder: Decoder, stored: Mapping[str, StoredTensor], on_progress: Pro
         done += of[name].bytes
         if on_progress is not None:
             on_progress(done, total)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device or the system refused memory. On a CPU, torch has no error type for that."""
+    refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    named = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return refused or named or "can't allocate memory" in str(error)
 
 
 def _check_tied(stored: Mapping[str, StoredTensor]) -> None:

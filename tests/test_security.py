@@ -128,6 +128,8 @@ KNOWN = {
     "actors/cluster/listener.py listens on TCP",
     # Ranks of a stage on another node: TLS 1.3, and both sides show the certificate made for this engine.
     "actors/cluster/stage_processes.py listens on TCP",
+    # The first of several machines, while it starts: TLS 1.3, and all show the certificate that they share.
+    "actors/cluster/stage_machines.py listens on TCP",
     # Where ranks that exchange through torch.distributed find each other: on loopback. See security.md.
     "engine/parallel/process_groups.py listens on TCP",
 }

@@ -65,6 +65,11 @@ class StageProcesses:
         for other in self._processes:
             other.kill()
 
+    def wait(self) -> None:
+        """Wait for the end of all processes."""
+        for process in self._processes:
+            process.wait()
+
     def end(self) -> None:
         """End the processes."""
         for process in self._processes:

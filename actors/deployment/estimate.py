@@ -60,9 +60,10 @@ class Layout:
         """The devices of a replica."""
         return self.tensor * self.stages * self.attention
 
-    def runs(self, *, gpu: bool) -> bool:
-        """Whether Personae runs it so far: on GPUs, or on CPUs."""
-        return self.attention == 1 or (self.stages == 1 and not gpu)
+    @property
+    def runs(self) -> bool:
+        """Whether Personae runs it so far."""
+        return self.attention == 1 or self.stages == 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from personae.kernels.sizes import size_text
 _log = logging.getLogger("personae.engine")
 
 _OF_ONE_MODEL = (
-    *("model", "served_model_name", "draft_model", "adapters", "kv_events", "ray"),
+    *("model", "served_model_name", "draft_model", "adapters", "kv_events", "ray", "dist_init_addr"),
     *("tool_format", "reasoning_format"),
 )
 """Options that say something of one model, or that belong to a single group of engines."""

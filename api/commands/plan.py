@@ -34,14 +34,13 @@ def run(model: Path, devices: str, load: Load, *, dtype: Dtype = "auto", quantiz
     )
     rows = [_row(each) for each in found[:SHOWN]]
     show(rows, ("tensor x stages x replicas", "weights", "KV cache", "at a time", "first", "gap", "at most"))
-    best = next(each for each in found if each.layout.runs(gpu=device.gpu))
+    best = next(each for each in found if each.layout.runs)
     if best.problem is not None or best.most <= load.rate:
         typer.echo(f"Not enough: {best.problem or f'at most {best.most:.2g} requests/s'}.")
         return False
     typer.echo(f"Best: {_command(best, model, device, load, quantize)}")
-    if not found[0].layout.runs(gpu=device.gpu) and found[0].problem is None:
-        where = "on GPUs" if device.gpu else "in several stages"
-        typer.echo(f"Personae does not attend by sequences {where} so far.")
+    if not found[0].layout.runs and found[0].problem is None:
+        typer.echo("Personae does not attend by sequences in several stages so far.")
     if device.gpu and best.layout.ranks > 1:
         typer.echo("Nobody has run ranks on GPUs so far.")
     return True

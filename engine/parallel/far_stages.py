@@ -121,6 +121,10 @@ class Channel:
             rest = rest[received:]
         return data
 
+    def fileno(self) -> int:
+        """The connection's descriptor, which is readable when a message arrives."""
+        return self._connection.fileno()
+
     def close(self) -> None:
         """Close the connection, which a thread that waits for a message notices, too."""
         with suppress(OSError):

@@ -16,7 +16,8 @@ class StartRank(msgspec.Struct, frozen=True):
     `load_model`. `device`: the type of this rank's, cpu or cuda. `version`: of the first rank's Personae.
     `weights`: the digest of the model's files as the first rank sees them. `links`: how it connects to stages
     on other machines. `library`: what carries what ranks exchange, None for shared memory; `store`: the port
-    where they find each other then."""
+    where they find each other then. It answers when it has loaded, and with a library once more when it has
+    joined the others."""
 
     rank: int
     size: int
@@ -37,12 +38,6 @@ class StartRank(msgspec.Struct, frozen=True):
     store: int = 0
 
 
-class RankLoaded(msgspec.Struct, frozen=True):
-    """The answer: the part is loaded, or why it cannot be."""
-
-    error: str | None = None
-
-
 class PoolSizes(msgspec.Struct, frozen=True):
     """The sizes of a rank's KV cache and of its adapter pool, which are those of every rank. `kv_dtype`: a
     dtype of torch by its name. `ranks`, `spare_ranks`: rank rows of adapters."""
@@ -56,13 +51,13 @@ class PoolSizes(msgspec.Struct, frozen=True):
 
 class MeasureDevice(msgspec.Struct, frozen=True, tag=True):
     """Measure this rank's device, at the same time as all others: see `measured`. The answer is its
-    `GpuMemory`. `sizes`: None to run no step."""
+    `GpuMemory`, or what Answer says. `sizes`: None to run no step."""
 
     sizes: PoolSizes | None
 
 
 class Build(msgspec.Struct, frozen=True, tag=True):
-    """Allocate the caches."""
+    """Allocate the caches. The answer is empty. Then, on a GPU, compile the kernels with all others."""
 
     sizes: PoolSizes
 
@@ -175,7 +170,7 @@ ToRank = (
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A rank's answer, or an error: the name of its class and its text."""
+    """A rank's answer, or an error: the name of its class and its text. After a LoadError the rank ends."""
 
     value: Any = None
     error: tuple[str, str] | None = None

@@ -33,7 +33,7 @@ import torch
 import personae
 from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.kv import KVCache
-from personae.engine.loader import load_model
+from personae.engine.loader import is_out_of_memory, load_model
 from personae.engine.lora_shapes import lora_shapes, pool_rows, rank_shapes
 from personae.engine.machine_sockets import TlsIdentity
 from personae.engine.models.decoder import Decoder
@@ -55,7 +55,6 @@ from personae.engine.parallel.messages import (
     PlaceExperts,
     PoolSizes,
     PromptLogits,
-    RankLoaded,
     Release,
     ReturnPages,
     RunForward,
@@ -139,6 +138,7 @@ class RankServer:
     def __init__(self, model: Decoder, connection: Line) -> None:
         self._model = model
         self._connection = connection
+        self._name = _name(model.comm)
         self._packed: PackedStep | None = None
         self._hidden: deque[HiddenStates] = deque()  # of the steps without logits so far
         self._forward: Forward | None = None
@@ -153,7 +153,7 @@ class RankServer:
     def _receive(self, message: ToRank) -> None:
         match message:
             case Build():
-                self._runner = _runner(self._model, message)
+                self._build(message.sizes)
             case Begin():
                 self._packed = self._runner.begin(message.plan, SentTokens(message))
             case RunForward():
@@ -177,10 +177,31 @@ class RankServer:
         assert self._runner.experts is not None
         return self._runner.experts
 
+    def _build(self, sizes: PoolSizes) -> None:
+        """A runner with empty caches. On a GPU it compiles its kernels, which all ranks do together."""
+        with self._failing("allocate its caches"):
+            self._runner = _runner(self._model, sizes)
+        self._connection.send_bytes(encode(Answer()))
+        if self._model.device.type == "cuda":
+            warm_up(self._runner)
+
+    @contextmanager
+    def _failing(self, doing: str) -> Iterator[None]:
+        """Tell the first rank of any error, with what was being done."""
+        try:
+            yield
+        except ConnectionError:  # another rank has ended, and is the one to name
+            raise
+        except Exception as error:
+            self._connection.send_bytes(encode(_failed(f"{self._name} {_cannot(doing, error)}")))
+            raise
+
     def _answer(self, message: ToRank) -> None:
         """Do what has an answer. An error that the first rank has too is one."""
         if isinstance(message, MeasureDevice):
-            self._connection.send_bytes(encode(Answer(_measured(self._model, message.sizes))))
+            with self._failing("run a step to measure its memory"):
+                found = _measured(self._model, message.sizes)
+            self._connection.send_bytes(encode(Answer(found)))
             return
         try:
             answer = Answer(self._call(message))
@@ -263,10 +284,8 @@ def _measured(model: Decoder, sizes: PoolSizes | None) -> GpuMemory:
     return measured(model.device, step)
 
 
-def _runner(model: Decoder, build: Build) -> Runner:
-    """A runner with empty caches. On a GPU it has compiled its kernels."""
-    device, on_gpu = model.device, model.device.type == "cuda"
-    sizes, memory, dtype = build.sizes, memory_of(device, 0), getattr(torch, build.sizes.kv_dtype)
+def _runner(model: Decoder, sizes: PoolSizes) -> Runner:
+    device, memory, dtype = model.device, memory_of(model.device, 0), getattr(torch, sizes.kv_dtype)
     pool = LoraPool(
         rank_shapes(model),
         capacity_rows=pool_rows(model, sizes.ranks),
@@ -275,15 +294,12 @@ def _runner(model: Decoder, build: Build) -> Runner:
         device=device,
         base=DecoderBaseWeights(model),
         spare_rows=sizes.spare_ranks,
-        copies=StreamCopies() if on_gpu else None,
+        copies=StreamCopies() if device.type == "cuda" else None,
         memory=memory,
     )
     kv = KVCache(model.config.kv_specs, sizes.layout, dtype, device, memory=memory)
     library = AdapterLibrary(lora_shapes(model), {}, None, 0, preparation(model))
-    runner = Runner(model, kv, sizes.layout, pool, library.take)
-    if on_gpu:
-        warm_up(runner)
-    return runner
+    return Runner(model, kv, sizes.layout, pool, library.take)
 
 
 def _comm(start: StartRank, memory: str, neighbours: Neighbours | None, check: Callable[[], None]) -> Comm:
@@ -341,14 +357,16 @@ def _neighbour_ended() -> NoReturn:
     raise ConnectionResetError("another rank of the model has ended")
 
 
-def _join(comm: Comm, start: StartRank, device: torch.device) -> None:
-    """Join the other ranks, if they exchange through a library. Its waits would not end with the first rank,
-    so a thread ends this process."""
+def _join(comm: Comm, start: StartRank, device: torch.device) -> bool:
+    """Join the other ranks, if they exchange through a library. Returns whether they do. A library's waits
+    would not end with the first rank, so a thread ends this process."""
     parts = comm.inner if isinstance(comm, Pipeline) else comm
-    if isinstance(parts, ProcessGroups):
-        assert start.library is not None
-        Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-        parts.join_all(start.library, open_store(start.store), start.stage, device)
+    if not isinstance(parts, ProcessGroups):
+        return False
+    assert start.library is not None
+    Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    parts.join_all(start.library, open_store(start.store), start.stage, device)
+    return True
 
 
 def _end_with_parent(parent: int) -> NoReturn:
@@ -363,6 +381,65 @@ def _check_parent(parent: int) -> None:
         os._exit(0)
 
 
+def _begun(connection: Line, start: StartRank, comm: Comm) -> Decoder:
+    """This rank's part of the model, once it has joined the others. Tells the first rank of both, or of the
+    error that ends this process."""
+    device = torch.device(start.device)
+    doing = "load its part"
+    try:
+        model = _loaded(start, device, comm)
+        connection.send_bytes(encode(Answer()))
+        doing = "join the others"
+        if _join(comm, start, device):
+            connection.send_bytes(encode(Answer()))
+    except ConnectionError:  # another rank has ended, and is the one to name
+        raise
+    except LoadError as error:
+        place = start.stage * start.size + start.rank
+        connection.send_bytes(encode(_failed(f"rank {place}: {error.message}")))
+        os._exit(0)
+    except Exception as error:
+        connection.send_bytes(encode(_failed(f"{_name(comm)} {_cannot(doing, error)}")))
+        raise
+    return model
+
+
+def _name(comm: Comm) -> str:
+    return f"Rank {comm.stage * comm.size + comm.rank} of the model"
+
+
+def _failed(why: str) -> Answer:
+    return Answer(error=(LoadError.__name__, why))
+
+
+def _loaded(start: StartRank, device: torch.device, comm: Comm) -> Decoder:
+    """This rank's part of the model. Raises LoadError."""
+    if start.version != personae.__version__:
+        raise LoadError(
+            f"It has Personae {personae.__version__}, and the first rank has {start.version}. It was "
+            "installed anew; start again."
+        )
+    model = load_model(
+        Path(start.model),
+        device=device,
+        dtype=start.dtype,
+        quantize=start.quantize,
+        max_position=start.max_position,
+        comm=comm,
+    )
+    if weights_digest(Path(start.model)) != start.weights:
+        raise LoadError("It sees other weights than the first rank. They have changed; start again.")
+    return model
+
+
+def _cannot(doing: str, error: BaseException) -> str:
+    """What is wrong, after the name of a rank."""
+    if is_out_of_memory(error):
+        return f"has too little memory to {doing}."
+    first, *_ = str(error).splitlines() or [type(error).__name__]
+    return f"cannot {doing}: {first}"
+
+
 def main() -> Never:
     """Run the process."""
     parent = os.getppid()
@@ -372,29 +449,7 @@ def main() -> Never:
     try:
         connection, start, comm = _connected(sys.argv[1:], partial(_check_parent, parent))
         torch.set_grad_enabled(False)
-        device = torch.device(start.device)
-        try:
-            if start.version != personae.__version__:
-                raise LoadError(
-                    f"It has Personae {personae.__version__}, and the first rank has {start.version}. It was "
-                    "installed anew; start again."
-                )
-            model = load_model(
-                Path(start.model),
-                device=device,
-                dtype=start.dtype,
-                quantize=start.quantize,
-                max_position=start.max_position,
-                comm=comm,
-            )
-            if weights_digest(Path(start.model)) != start.weights:
-                raise LoadError("It sees other weights than the first rank. They have changed; start again.")
-        except LoadError as error:
-            place = start.stage * start.size + start.rank
-            connection.send_bytes(encode(RankLoaded(f"rank {place}: {error.message}")))
-            os._exit(0)
-        connection.send_bytes(encode(RankLoaded()))
-        _join(comm, start, device)
+        model = _begun(connection, start, comm)
         give_back_freed()
         gc.freeze()
         RankServer(model, connection).run()

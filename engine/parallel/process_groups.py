@@ -10,6 +10,7 @@ The groups belong to one model and not to the process. So a process can have sev
 has groups of its own.
 """
 
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ Library = Literal["gloo", "nccl"]
 TIMEOUT = timedelta(minutes=30)  # of an exchange, and for all ranks to load; an end is noticed at once
 WHOLE_BYTES = 2**18  # a larger sum of three ranks or more goes in slices
 _HOST = "127.0.0.1"
+_log = logging.getLogger("personae.engine")
 
 
 def new_store() -> tuple["TCPStore", int]:
@@ -193,7 +195,8 @@ class GroupParts:
     def _noticing(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError:  # the libraries have no other for a connection that is closed
+        except RuntimeError as error:  # the libraries have no other for a connection that is closed
+            _log.warning("an exchange between ranks failed: %s", str(error).partition("\n")[0])
             self._ended()
 
 

@@ -9,14 +9,18 @@ import logging
 import os
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from itertools import count
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, cast
 
 import msgspec
 import torch
@@ -40,7 +44,6 @@ from personae.engine.parallel.messages import (
     PlaceExperts,
     PoolSizes,
     PromptLogits,
-    RankLoaded,
     Release,
     ReturnPages,
     RunForward,
@@ -71,7 +74,9 @@ Line = Connection | Channel
 """To a rank's process, on this machine or on another."""
 
 CPU = torch.device("cpu")
+T = TypeVar("T")
 _CHECK_SECONDS = 0.05
+_LAST_WORDS_SECONDS = 1.0  # for a rank that ends to say why
 _log = logging.getLogger("personae.engine")
 _ERRORS = {"AdapterError": AdapterError, "Overloaded": Overloaded, "ModelLoadError": ModelLoadError}
 
@@ -179,38 +184,26 @@ class Ranks:
         return [process.pid for process in self._processes]
 
     def loaded(self) -> None:
-        """Wait until all have loaded and found each other. Raises LoadError if one cannot."""
-        for rank, line in enumerate(self._lines, 1):
-            try:
-                answer = msgspec.msgpack.decode(line.recv_bytes(), type=RankLoaded)
-            except (EOFError, OSError):
-                raise LoadError(f"Rank {rank} of the model ended while it loaded its part.") from None
-            if answer.error is not None:
-                raise LoadError(answer.error)
+        """Wait until all have loaded and found each other. Raises LoadError, with its number, if one cannot,
+        or ends meanwhile."""
+        self._alongside("loaded its part", _nothing)
         if isinstance(self._sums, ProcessGroups):
             assert self._library is not None
             assert self._store is not None
-            if self._library == "nccl":
-                Thread(target=end_with, args=(self._processes, self._over), daemon=True).start()
-            self._sums.join_all(self._library, self._store, 0, self._device)
+            join = partial(self._sums.join_all, self._library, self._store, 0, self._device)
+            self._alongside("joined the others", join)
 
     def measured(self, sizes: PoolSizes | None, own: Callable[[], GpuMemory]) -> list[GpuMemory]:
-        """What all ranks measure at the same time; `own`: what the first one does. See MeasureDevice."""
-        for line in self._lines:
-            line.send_bytes(encode(MeasureDevice(sizes)))
-        found = [own()]
-        for line in self._lines:
-            try:
-                answer = decode_answer.decode(line.recv_bytes())
-            except (EOFError, OSError):
-                self._ended()
-            found.append(msgspec.convert(answer.value, GpuMemory))
-        return found
+        """What all ranks measure at the same time; `own`: what the first one does. See MeasureDevice. Raises
+        LoadError, with its number, if another rank cannot."""
+        self._tell(MeasureDevice(sizes))
+        first, others = self._alongside("measured its memory", own)
+        return [first, *(msgspec.convert(each, GpuMemory) for each in others)]
 
     def build(self, sizes: PoolSizes) -> "list[RemoteRank]":
         """Have all allocate their caches. The first call takes the processes that run; each later one begins
         a new epoch, with new processes. Raises RankEnded if some are on other machines, where the engine
-        cannot start them."""
+        cannot start them, and LoadError if a rank cannot."""
         if self._used:
             if self._far is not None:
                 raise RankEnded("ranks on other machines are started with the engine only")
@@ -225,12 +218,72 @@ class Ranks:
             self._start(shared)
             self.loaded()
         self._used = True
-        ranks = [
+        self._tell(Build(sizes))
+        self._alongside("allocated its caches", _nothing)
+        if self._library == "nccl":
+            Thread(target=end_with, args=(self._processes, self._over), daemon=True).start()
+        return [
             RemoteRank(line, self.check, sizes, sends_files=isinstance(line, Channel)) for line in self._lines
         ]
-        for rank in ranks:
-            rank.tell(Build(sizes))
-        return ranks
+
+    def _tell(self, message: ToRank) -> None:
+        for line in self._lines:
+            with suppress(OSError):  # it has ended, which `_alongside` finds
+                line.send_bytes(encode(message))
+
+    def _alongside(self, done: str, own: Callable[[], T]) -> tuple[T, list[Any]]:
+        """What `own` returns here, and the answers of all other ranks, which do the same at the same time.
+        `done`: what each has done then.
+
+        Raises LoadError, with its number, as soon as one cannot, or ends. `own` may then wait for that rank
+        for long, so it has a thread, which is left behind.
+        """
+        here: Future[T] = Future()
+        Thread(target=_run, args=(own, here), daemon=True).start()
+        waiting = dict(zip(self._lines, range(1, self.count), strict=True))
+        answers: list[Any] = [None] * self.count
+        try:
+            while waiting or not here.done():
+                for line in _arrived(waiting):
+                    answers[waiting[line]] = self._answer(line, waiting, done)
+                    del waiting[line]
+                if here.done() and isinstance(here.exception(), RankEnded):
+                    raise self._end_of_one(waiting, done)
+                if here.done():
+                    here.result()
+        except BaseException:
+            self.end()
+            raise
+        return here.result(), answers[1:]
+
+    def _answer(self, line: Line, waiting: "dict[Line, int]", done: str) -> Any:
+        """A rank's answer. Raises LoadError."""
+        try:
+            answer = decode_answer.decode(line.recv_bytes())
+        except (EOFError, OSError):
+            raise self._end_of_one(waiting, done) from None
+        if answer.error is not None:
+            raise LoadError(answer.error[1])
+        return answer.value
+
+    def _end_of_one(self, waiting: "dict[Line, int]", done: str) -> LoadError:
+        """Why a rank has ended: what it has said, or how its process did. Those that end because another one
+        has say nothing, and their exit code is 0."""
+        until, ended = time.monotonic() + _LAST_WORDS_SECONDS, dict[int, int]()
+        while time.monotonic() < until and not any(ended.values()):
+            for line in _arrived(waiting):
+                with suppress(EOFError, OSError):
+                    if (error := decode_answer.decode(line.recv_bytes()).error) is not None:
+                        return LoadError(error[1])
+            codes = ((rank, process.poll()) for rank, process in enumerate(self._processes, 1))
+            ended = {rank: code for rank, code in codes if code is not None}
+            time.sleep(_CHECK_SECONDS)
+        if not ended and self._far is not None and waiting:
+            return LoadError(f"Rank {min(waiting.values())} of the model ended before it had {done}.")
+        if not ended:
+            return LoadError(f"The ranks of the model lost each other before all had {done}; see the log.")
+        rank = max(ended, key=lambda each: ended[each] != 0)
+        return LoadError(f"Rank {rank} of the model ended with exit code {ended[rank]} before it had {done}.")
 
     def check(self) -> None:
         """Raises RankEnded if a process has ended."""
@@ -328,13 +381,34 @@ class _Shared(NamedTuple):
     neighbours: Neighbours | None
 
 
+def _nothing() -> None:
+    pass
+
+
+def _run(own: Callable[[], T], here: "Future[T]") -> None:
+    try:
+        here.set_result(own())
+    except BaseException as error:  # raised where the result is taken
+        here.set_exception(error)
+
+
+def _arrived(lines: "dict[Line, int]") -> list[Line]:
+    """Those that have something to read, after a short wait."""
+    if not lines:
+        time.sleep(_CHECK_SECONDS)
+        return []
+    return cast("list[Line]", wait(cast("Any", list(lines)), _CHECK_SECONDS))
+
+
 def end_with(processes: list[subprocess.Popen[bytes]], over: Event) -> None:
-    """End this process when one of these ends before it is `over`. On a GPU nothing else can: its work waits
-    for the other rank for ever, and what runs behind that must not be read as tokens."""
+    """End this process when one of these, which are ranks 1, 2 and so on, ends before it is `over`. On a GPU
+    nothing else can: its work waits for the other rank for ever, and what runs behind that must not be read
+    as tokens."""
     while not over.wait(_CHECK_SECONDS):
-        if any(process.poll() is not None for process in processes):
-            _log.error("a rank of the model has ended, and the engine with it")
-            os._exit(1)
+        for rank, process in enumerate(processes, 1):
+            if (code := process.poll()) is not None:
+                _log.error("rank %d of the model ended with exit code %d, and the engine with it", rank, code)
+                os._exit(1)
 
 
 def _end(processes: list[subprocess.Popen[bytes]], lines: list[Line], over: Event) -> None:

@@ -162,7 +162,8 @@ class Runner(DeviceAdapters):
         if not packed.halves:
             return model.forward_share(tokens, positions, kv, attention, packed.lora, share)
         assert self._two_batches is not None
-        states = torch.empty(len(tokens), model.config.hidden_size, dtype=model.dtype)
+        width = model.config.hidden_size
+        states = torch.empty(len(tokens), width, dtype=model.dtype, device=model.device)
         works = [
             partial(
                 model.forward_share,
@@ -237,18 +238,22 @@ class Runner(DeviceAdapters):
         `everybody` those of all rows.
 
         spans: (first position, tokens) of each row. The rows use as many adapters as the device may hold.
-        Their keys go to a page that no sequence has yet.
+        Their keys go to a page that no sequence has yet. Where ranks have sequences of their own, each has
+        all rows once.
         """
         count = self.adapters.max_adapters
         self._adapter_slot = {slot: slot % count for slot in range(self.layout.max_seqs)}
         last = len(spans) - 1
-        rows = (
+        rows = tuple(
             Row(slot, start, size, samples=everybody or slot == last)
             for slot, (start, size) in enumerate(spans)
         )
-        packed = self.pack(tuple(rows), KnownTokens(self.layout.max_seqs, self.vocab_size))
+        known = KnownTokens(self.layout.max_seqs, self.vocab_size)
+        for region in reversed(range(self.model.comm.attention_ranks or 1)):
+            self._tables.regions.fill(region)
+            packed = self.pack(rows, known)
+            hidden = self.forward(packed, captured=False)
         self._adapter_slot = {}
-        hidden = self.forward(packed, captured=False)
         if hidden.arrival is not None:
             hidden.arrival.result()
         return self.model.logits(hidden.states[packed.sampled])
@@ -382,7 +387,8 @@ class Runner(DeviceAdapters):
             there = np.concatenate([np.arange(*bounds) for bounds in zip(firsts, lasts, strict=True)])
             lora = self._lora(*(np.concatenate(column) for column in zip(*rows, strict=True)))
             share = RankShare((lasts - firsts).tolist(), own)
-            halves.append(StepHalf(torch.from_numpy(there), lora, share))
+            [index] = uploads((there,), self.device)
+            halves.append(StepHalf(index, lora, share))
         return tuple(halves)
 
     @property

@@ -248,6 +248,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     fake = type(sys)("personae.api.commands.serve")
     monkeypatch.setattr(fake, "run", lambda *arguments: calls.append(arguments), raising=False)
     monkeypatch.setitem(sys.modules, "personae.api.commands.serve", fake)
+    stage = type(sys)("personae.api.commands.serve_stage")
+    monkeypatch.setattr(stage, "run", lambda options: calls.append((options, None)), raising=False)
+    monkeypatch.setitem(sys.modules, "personae.api.commands.serve_stage", stage)
     return calls
 
 
@@ -278,6 +281,7 @@ def test_every_option_is_passed_on(
         "--enable-dp-attention --attention-ranks 1 --enable-two-batch-overlap "
         "--expert-parallel-size 2 --enable-eplb --num-redundant-experts 4 --pipeline-parallel-size 3 "
         "--dist-backend gloo "
+        "--nnodes 3 --node-rank 1 --dist-init-addr 10.0.0.1:7100 --dist-identity machines.pem "
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
         "--database-url postgresql://h/n --object-store s3://b/p/ "
         "--allowed-origin https://a.example --allowed-origin https://b.example "
@@ -348,6 +352,10 @@ def test_every_option_is_passed_on(
         num_redundant_experts=4,
         pipeline_parallel_size=3,
         dist_backend="gloo",
+        nnodes=3,
+        node_rank=1,
+        dist_init_addr="10.0.0.1:7100",
+        dist_identity=Path("machines.pem"),
         host="::1",
         port=9,
         data_dir=Path("d"),

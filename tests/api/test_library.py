@@ -89,6 +89,9 @@ async def test_an_answer_in_chunks_is_not_given_whole_in_its_place(engine) -> No
         ({"root_path": "llm"}, "`root_path`: .* write it as /llm"),
         ({"kv_memory": "2 apples"}, "is not a size"),
         ({"spare_process": True}, "--spare-process is for one engine"),
+        ({"nnodes": 2}, "--nnodes 2 needs --pipeline-parallel-size 2"),
+        ({"nnodes": 2, "pipeline_parallel_size": 2, "ray": "auto"}, "--nnodes is for one engine"),
+        ({"dist_init_addr": "here"}, "'here' is not HOST:PORT"),
         ({"model": "acme/poet"}, "acme/poet is not complete in the cache"),
     ],
 )

@@ -14,9 +14,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 import torch
+from failing_rank import started_by
+from paper_gpu import PaperGpu
 from torch import Tensor
 
 from personae.engine.parallel import process_groups
+
+PART_TOKENS = 8
+"""Steps of twice as many tokens have halves, in the processes of ranks and where a test sets it."""
 
 _HERE = Path(__file__).resolve()
 _new_group = process_groups._new_group
@@ -55,30 +60,33 @@ class PaperNccl:
 
 
 @contextmanager
-def on_paper(patch: pytest.MonkeyPatch, folder: Path, gpus: int) -> Iterator[None]:
+def on_paper(patch: pytest.MonkeyPatch, gpu: PaperGpu, folder: Path, gpus: int) -> Iterator[None]:
     """A machine with so many GPUs, for a test that has one itself."""
     from personae.actors import rank_options
     from personae.engine.parallel import ranks
 
-    python = folder / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {_HERE} "$@"\n', encoding="utf-8")
-    python.chmod(0o755)
     for module in (rank_options, ranks):
         patch.setattr(module, "visible_devices", lambda: [f"paper-{number}" for number in range(gpus)])
     patch.setattr(process_groups, "_new_group", PaperNccl)
-    with pytest.MonkeyPatch.context() as running:
-        running.setattr(sys, "executable", str(python))
+    run = ranks._run
+
+    def adopted(*given: Any) -> None:
+        gpu.adopt_this_thread()
+        run(*given)
+
+    patch.setattr(ranks, "_run", adopted)
+    with started_by(_HERE, folder):
         yield
 
 
 def main(asked: str, module: str, *arguments: str) -> None:
     """Run a rank's process."""
-    from paper_gpu import PaperGpu
-
     from personae.engine.parallel import process
+    from personae.engine.worker import runner
 
     assert (asked, module) == ("-m", process.__name__)
     process_groups._new_group = PaperNccl  # type: ignore[assignment]  # which has its signature
+    runner.PART_TOKENS = PART_TOKENS
     sys.argv = [module, *arguments]
     with PaperGpu():
         process.main()

@@ -13,6 +13,7 @@ from tiny_models import model_folder
 
 from personae.engine.loader import load_model
 from personae.engine.parallel.comm import SharedMemory
+from personae.engine.parallel.process_groups import Library
 from personae.errors import LoadError
 from personae.lora.peft import read_adapter
 
@@ -21,16 +22,21 @@ pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys:Ru
 CPU = torch.device("cpu")
 
 
+EACH_LIBRARY = pytest.mark.parametrize("library", [None, "gloo"])
+
+
+@EACH_LIBRARY
 @pytest.mark.parametrize(
     ("attention", "size", "groups"),
     [(1, 2, 1), (1, 3, 2), (2, 3, 1), (2, 4, 2), (1, 5, 2)],  # the last: groups that cut their experts
 )
 def test_base_and_adapters_on_experts_answer_as_in_one_process(
-    attention: int, size: int, groups: int, tmp_path: Path
+    attention: int, size: int, groups: int, library: Library | None, tmp_path: Path
 ) -> None:
     base = model_folder("qwen3_moe", num_experts=8, num_key_value_heads=2)
     made = adapters_of(base, tmp_path, ON_EXPERTS)
-    same_answers(base, size, made, expert_groups=groups, attention_ranks=attention, tokens=64)
+    options: dict[str, Any] = {"expert_groups": groups, "library": library}
+    same_answers(base, size, made, attention_ranks=attention, tokens=64, **options)
 
 
 def test_adapters_of_every_kind_answer_as_in_one_process(tmp_path: Path) -> None:
@@ -91,11 +97,14 @@ def test_a_step_exchanges_what_the_documentation_says() -> None:
     assert given == each
 
 
-def test_experts_that_move_leave_answers_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+@EACH_LIBRARY
+def test_experts_that_move_leave_answers_as_they_were(
+    library: Library | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("personae.engine.worker.expert_balancing.BALANCE_STEPS", 4)
     base = model_folder("qwen3_moe", num_experts=8)
     options: dict[str, Any] = {"ranks": 3, "shared": True, "expert_groups": 2, "spare": 1}
-    made = EngineHarness(base, attention_ranks=1, **options)
+    made = EngineHarness(base, attention_ranks=1, library=library, **options)
     assert answers(made, 40) == answers(EngineHarness(base), 40)
     assert made.scheduler.counters.expert_moves
 

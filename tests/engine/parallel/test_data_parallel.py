@@ -9,27 +9,40 @@ from shared_model import EVERY_KIND, ON_EXPERTS, adapters_of, answers, same_answ
 from tiny_models import model_folder
 
 from personae.engine.parallel.comm import SharedMemory
+from personae.engine.parallel.process_groups import Library
 
 # PEFT warns that rank_pattern's key for experts matches no module, and then applies it to the parameter.
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")
+EACH_LIBRARY = pytest.mark.parametrize("library", [None, "gloo"])
 
 
-def test_base_and_adapters_on_experts_answer_as_in_one_process(tmp_path: Path) -> None:
+@EACH_LIBRARY
+def test_base_and_adapters_on_experts_answer_as_in_one_process(
+    library: Library | None, tmp_path: Path
+) -> None:
     base = model_folder("qwen3_moe", num_experts=8, num_key_value_heads=2)
     made = adapters_of(base, tmp_path, ON_EXPERTS)
-    same_answers(base, 2, made, expert_groups=2, attention_ranks=2, tokens=64)
+    same_answers(base, 2, made, expert_groups=2, attention_ranks=2, tokens=64, library=library)
 
 
-def test_latent_attention_that_ranks_cannot_cut_answers_as_in_one_process(tmp_path: Path) -> None:
+@EACH_LIBRARY
+def test_latent_attention_that_ranks_cannot_cut_answers_as_in_one_process(
+    library: Library | None, tmp_path: Path
+) -> None:
     base = make_family_folder(tmp_path / "model", "deepseek_v3")
     targets = {"targets": ["q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "down_proj"]}
     made = adapters_of(base, tmp_path, {"latent": {"rank": 4, "seed": 3, **targets}})
-    same_answers(base, 2, made, expert_groups=2, attention_ranks=2, tokens=64)
+    same_answers(base, 2, made, expert_groups=2, attention_ranks=2, tokens=64, library=library)
 
 
+@EACH_LIBRARY
 @pytest.mark.parametrize("case", ["qwen3_next", "gemma4, experts"])  # states; norms after each sum
-def test_other_kinds_of_attention_answer_as_in_one_process(case: str, tmp_path: Path) -> None:
-    same_answers(make_family_folder(tmp_path / "model", case), 2, attention_ranks=2, tokens=10)
+def test_other_kinds_of_attention_answer_as_in_one_process(
+    case: str, library: Library | None, tmp_path: Path
+) -> None:
+    same_answers(
+        make_family_folder(tmp_path / "model", case), 2, attention_ranks=2, tokens=10, library=library
+    )
 
 
 def test_experts_in_a_third_block_of_a_layer_are_divided_and_move(
@@ -79,10 +92,13 @@ def test_a_turn_goes_where_its_conversation_is_cached() -> None:
     assert all(each.cached == 85 for each in played.values())
 
 
-def test_experts_that_move_leave_answers_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+@EACH_LIBRARY
+def test_experts_that_move_leave_answers_as_they_were(
+    library: Library | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("personae.engine.worker.expert_balancing.BALANCE_STEPS", 4)
     base = model_folder("qwen3_moe", num_experts=8)
     options = {"ranks": 2, "shared": True, "expert_groups": 2, "spare": 1, "attention_ranks": 2}
-    made = EngineHarness(base, **options)  # type: ignore[arg-type]  # its own options
+    made = EngineHarness(base, library=library, **options)  # type: ignore[arg-type]  # its own options
     assert answers(made, 40) == answers(EngineHarness(base), 40)
     assert made.scheduler.counters.expert_moves

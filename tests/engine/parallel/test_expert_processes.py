@@ -89,6 +89,7 @@ def test_attention_and_experts_in_different_processes_answer_as_one_process_does
         ("qwen2_moe", APART, "other"),
         ("qwen2_moe", APART, "core"),
         ("qwen2_moe", {"dist_backend": "gloo"}, "other"),
+        ("qwen2_moe", {"dist_backend": "gloo", **APART}, "other"),
     ],
 )
 async def test_streams_continue_token_for_token_when_a_rank_is_killed(

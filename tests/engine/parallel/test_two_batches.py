@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from threading import get_ident
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from shared_model import EVERY_KIND, ON_EXPERTS, adapters_of, same_answers
 from tiny_models import model_folder
 
 from personae.engine.parallel import shared_file
+from personae.engine.parallel.process_groups import Library
 from personae.engine.parallel.two_batches import TwoBatches
 from personae.engine.worker import runner
 
@@ -24,17 +26,21 @@ def _small_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "PART_TOKENS", 1)
 
 
+EACH_LIBRARY = pytest.mark.parametrize("library", [None, "gloo"])
+
+
+@EACH_LIBRARY
 @pytest.mark.parametrize(
     ("size", "groups", "attention"),
     [(2, 1, 0), (4, 2, 0), (2, 2, 2), (2, 1, 1), (4, 2, 2)],  # whole attention from the third on
 )
 def test_base_and_adapters_on_experts_answer_as_in_one_process(
-    size: int, groups: int, attention: int, tmp_path: Path
+    size: int, groups: int, attention: int, library: Library | None, tmp_path: Path
 ) -> None:
     base = model_folder("qwen3_moe", num_experts=8, num_key_value_heads=2)
     made = adapters_of(base, tmp_path, ON_EXPERTS)
-    options = {"expert_groups": groups, "attention_ranks": attention}
-    same_answers(base, size, made, two_batches=True, tokens=64, **options)  # type: ignore[arg-type]  # its own options
+    options: dict[str, Any] = {"expert_groups": groups, "attention_ranks": attention, "library": library}
+    same_answers(base, size, made, two_batches=True, tokens=64, **options)
 
 
 @pytest.mark.parametrize("attention", [0, 1])
@@ -44,10 +50,13 @@ def test_adapters_of_every_kind_answer_as_in_one_process(attention: int, tmp_pat
     same_answers(base, 2, made, attention_ranks=attention, two_batches=True)
 
 
+@EACH_LIBRARY
 @pytest.mark.parametrize("case", ["deepseek_v3", "qwen3_next", "granitemoehybrid, Mamba"])
-def test_a_row_in_both_halves_reads_the_keys_and_states_of_its_first(case: str, tmp_path: Path) -> None:
+def test_a_row_in_both_halves_reads_the_keys_and_states_of_its_first(
+    case: str, library: Library | None, tmp_path: Path
+) -> None:
     base = make_family_folder(tmp_path / "model", case)
-    same_answers(base, 2, attention_ranks=2, two_batches=True)
+    same_answers(base, 2, attention_ranks=2, two_batches=True, library=library)
 
 
 def test_halves_that_are_given_in_different_numbers_of_parts_stay_in_order(
