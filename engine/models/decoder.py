@@ -447,9 +447,8 @@ class Decoder:
         own = tokens[part.tokens]
         x = self._changed(x, own, part.lora)
         per_layer = None if self.per_layer is None else self.per_layer(own, x)
-        x = self._run_layers(
-            x, positions[part.tokens], kv, part.batch, part.lora, per_layer=per_layer, whole=whole
-        )
+        there = positions[part.tokens].clone()  # kernels are compiled for the addresses of whole tensors
+        x = self._run_layers(x, there, kv, part.batch, part.lora, per_layer=per_layer, whole=whole)
         return self.comm.gather_rows(x, share.counts)
 
     def forward_stage(

@@ -239,7 +239,7 @@ class Ranks:
         for long, so it has a thread, which is left behind.
         """
         here: Future[T] = Future()
-        Thread(target=_run, args=(own, here), daemon=True).start()
+        Thread(target=_run, args=(own, here, torch.is_grad_enabled()), daemon=True).start()
         waiting = dict(zip(self._lines, range(1, self.count), strict=True))
         answers: list[Any] = [None] * self.count
         try:
@@ -385,9 +385,10 @@ def _nothing() -> None:
     pass
 
 
-def _run(own: Callable[[], T], here: "Future[T]") -> None:
+def _run(own: Callable[[], T], here: "Future[T]", gradients: bool) -> None:
     try:
-        here.set_result(own())
+        with torch.set_grad_enabled(gradients):  # a thread has a mode of its own
+            here.set_result(own())
     except BaseException as error:  # raised where the result is taken
         here.set_exception(error)
 

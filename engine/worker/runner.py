@@ -190,8 +190,8 @@ class Runner(DeviceAdapters):
             works = [
                 partial(
                     self.model.forward,
-                    tokens[part.tokens],
-                    packed.positions[part.tokens],
+                    tokens[part.tokens].clone(),  # kernels are compiled for the addresses of whole tensors
+                    packed.positions[part.tokens].clone(),
                     self.kv,
                     part.batch,
                     part.lora,

@@ -20,9 +20,6 @@ from torch import Tensor
 
 from personae.engine.parallel import process_groups
 
-PART_TOKENS = 8
-"""Steps of twice as many tokens have halves, in the processes of ranks and where a test sets it."""
-
 _HERE = Path(__file__).resolve()
 _new_group = process_groups._new_group
 
@@ -82,11 +79,9 @@ def on_paper(patch: pytest.MonkeyPatch, gpu: PaperGpu, folder: Path, gpus: int) 
 def main(asked: str, module: str, *arguments: str) -> None:
     """Run a rank's process."""
     from personae.engine.parallel import process
-    from personae.engine.worker import runner
 
     assert (asked, module) == ("-m", process.__name__)
     process_groups._new_group = PaperNccl  # type: ignore[assignment]  # which has its signature
-    runner.PART_TOKENS = PART_TOKENS
     sys.argv = [module, *arguments]
     with PaperGpu():
         process.main()
