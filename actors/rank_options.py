@@ -53,16 +53,13 @@ def two_batches(options: ModelOptions) -> bool:
 
 def dist_library(options: ModelOptions, device: torch.device) -> Library | None:
     """What carries what ranks exchange that share layers, None for shared memory. Raises LoadError if the
-    device does not have it, or there are too few GPUs, and for what ranks cannot do on GPUs."""
+    device does not have it, or there are too few GPUs."""
     asked, on_gpu = options.dist_backend, device.type == "cuda"
     size = options.tensor_parallel_size * options.pipeline_parallel_size
     if asked == "nccl" and not on_gpu:
         raise LoadError("--dist-backend nccl needs GPUs; on a CPU ranks have shared-memory or gloo.")
     if asked in ("shared-memory", "gloo") and on_gpu:
         raise LoadError(f"--dist-backend {asked} needs --device cpu; on GPUs ranks have nccl.")
-    for name in ("attention_ranks", "enable_two_batch_overlap"):
-        if on_gpu and getattr(options, name):
-            raise LoadError(f"--{name.replace('_', '-')} works on a CPU only so far; use --device cpu.")
     if on_gpu and size > 1 and size > (found := len(visible_devices())):
         raise LoadError(f"The model's {size} ranks need {size} GPUs; there are {found}.")
     if options.tensor_parallel_size == 1:

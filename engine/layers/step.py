@@ -23,6 +23,11 @@ class StepPart:
     batch: AttentionBatch
     lora: LoraContext | None
 
+    def of(self, x: Tensor) -> Tensor:
+        """The part's entries of x [T], in memory of their own: kernels are compiled for addresses at which
+        tensors begin."""
+        return x[self.tokens].clone()
+
 
 @dataclass(frozen=True, slots=True)
 class RankShare:

@@ -444,10 +444,10 @@ class Decoder:
             for layer in self.layers:
                 layer.take_part(x, ForwardContext(positions, batch, {}, {}, {}, None, whole=whole))
             return self.comm.gather_rows(x, share.counts)
-        own = tokens[part.tokens]
+        own = part.of(tokens)
         x = self._changed(x, own, part.lora)
         per_layer = None if self.per_layer is None else self.per_layer(own, x)
-        there = positions[part.tokens].clone()  # kernels are compiled for the addresses of whole tensors
+        there = part.of(positions)
         x = self._run_layers(x, there, kv, part.batch, part.lora, per_layer=per_layer, whole=whole)
         return self.comm.gather_rows(x, share.counts)
 
@@ -466,10 +466,10 @@ class Decoder:
         arrival = None if pipeline.stage else pipeline.begin_receive(hidden)
         last = pipeline.stage == pipeline.stages - 1
         for part in parts:
-            own = tokens[part.tokens]
+            own = part.of(tokens)
             x, embedded = self._stage_inputs(own, part.lora)
             per_layer = None if self.per_layer is None else self.per_layer(own, embedded)
-            x = self._run_layers(x, positions[part.tokens], kv, part.batch, part.lora, per_layer=per_layer)
+            x = self._run_layers(x, part.of(positions), kv, part.batch, part.lora, per_layer=per_layer)
             pipeline.send(x if last or self.per_layer is None else torch.cat((x.flatten(1), embedded), 1))
         return hidden, arrival
 

@@ -8,6 +8,12 @@ gives that to the others, which are as many bytes as a ring has.
 
 The groups belong to one model and not to the process. So a process can have several models, and each epoch
 has groups of its own.
+
+NCCL's exchanges are kernels that wait for those of the other ranks. They end if all ranks run them in one
+order. Halves of a step that take turns keep that order: one thread launches at a time, both on one stream,
+and every rank changes from one half to the other at the same exchanges. A group's exchanges run one after the
+other, as they were begun. Those of two groups could run at the same time, and on each rank in another order.
+So on the GPU each begins after the last one of another group.
 """
 
 import logging
@@ -93,10 +99,29 @@ def _new_group(library: Library, store: "Store", rank: int, size: int) -> _Group
     return cast("_Group", group)
 
 
+class GroupOrder:
+    """Has the exchanges of a rank's groups run one group at a time."""
+
+    def __init__(self) -> None:
+        self._last: tuple[object, Work] | None = None
+
+    def begin(self, group: object, begin: "Callable[[], Work]") -> "Work":
+        """Begin an exchange of this group: on a GPU after the last one of another group."""
+        if self._last is not None and self._last[0] is not group:
+            self._last[1].wait()
+        self._last = group, begin()
+        return self._last[1]
+
+    def begin_anew(self) -> None:
+        """Forget the exchanges of earlier groups."""
+        self._last = None
+
+
 class GroupParts:
     """Some ranks that exchange parts of tensors through a process group. One thread of each calls it at a
     time. `members`: their numbers, of which this rank has `number`. `ended` is called if another rank has
-    closed its connection; it raises an error. `two_batches`: see `Parts`."""
+    closed its connection; it raises an error. `two_batches`: see `Parts`. `order`: of this rank's
+    groups, if it has several."""
 
     def __init__(
         self,
@@ -104,9 +129,10 @@ class GroupParts:
         members: range,
         ended: Callable[[], NoReturn],
         two_batches: TwoBatches | None = None,
+        order: GroupOrder | None = None,
     ) -> None:
         self.rank, self.size, self.members = members.index(number), len(members), members
-        self.two_batches = two_batches
+        self.two_batches, self._order = two_batches, order
         self._ended = ended
 
     def join(self, library: Library, store: "Store", device: torch.device) -> None:
@@ -185,7 +211,7 @@ class GroupParts:
     def _exchange(self, begin: "Callable[[], Work]", *, first: bool = True) -> None:
         """Begin an exchange, and wait for it: on a GPU its later work does. `first`: of a call."""
         with self._noticing():
-            work = begin()
+            work = begin() if self._order is None else self._order.begin(self, begin)
         if first and self.two_batches is not None:
             self.two_batches.switch()
         with self._noticing():
@@ -227,13 +253,16 @@ class ProcessGroups(GroupParts):
     def _parts(self, rank: int, members: range) -> Collectives:
         if len(members) == 1:
             return ONE_RANK
-        self._some.append(GroupParts(rank, members, self._ended))
+        self._order = self._order or GroupOrder()
+        self._some.append(GroupParts(rank, members, self._ended, order=self._order))
         return self._some[-1]
 
     def join_all(self, library: Library, store: "Store", stage: int, device: torch.device) -> None:
         """Begin anew with new groups, which the ranks of this stage join. Waits for them."""
         from torch._C._distributed_c10d import PrefixStore
 
+        if self._order is not None:
+            self._order.begin_anew()
         for parts in (self, *self._some):
             place = PrefixStore(f"{stage} {parts.members}", store)
             with self._noticing():

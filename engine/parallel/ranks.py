@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from itertools import count
 from multiprocessing import Pipe
@@ -55,6 +55,7 @@ from personae.engine.parallel.messages import (
 from personae.engine.parallel.pipeline import Neighbours, Pipeline, ring
 from personae.engine.parallel.process_groups import Library, ProcessGroups, new_store
 from personae.engine.parallel.shared_file import new_shared_file
+from personae.engine.parallel.thread_state import thread_state
 from personae.engine.params import SamplingParams
 from personae.engine.plan import Admission, StepPlan
 from personae.engine.sequence import SequenceLog
@@ -239,7 +240,7 @@ class Ranks:
         for long, so it has a thread, which is left behind.
         """
         here: Future[T] = Future()
-        Thread(target=_run, args=(own, here, torch.is_grad_enabled()), daemon=True).start()
+        Thread(target=_run, args=(own, here, thread_state()), daemon=True).start()
         waiting = dict(zip(self._lines, range(1, self.count), strict=True))
         answers: list[Any] = [None] * self.count
         try:
@@ -385,9 +386,11 @@ def _nothing() -> None:
     pass
 
 
-def _run(own: Callable[[], T], here: "Future[T]", gradients: bool) -> None:
+def _run(
+    own: Callable[[], T], here: "Future[T]", as_caller: Callable[[], AbstractContextManager[None]]
+) -> None:
     try:
-        with torch.set_grad_enabled(gradients):  # a thread has a mode of its own
+        with as_caller():
             here.set_result(own())
     except BaseException as error:  # raised where the result is taken
         here.set_exception(error)

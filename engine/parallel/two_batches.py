@@ -5,14 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Semaphore
 from typing import TypeVar
 
-import torch
+from personae.engine.parallel.thread_state import thread_state
 
 T = TypeVar("T")
 
 
 class TwoBatches:
     """Two pieces of work in two threads, one of which runs at a time. Each lets the other run where it
-    would wait (`switch`). The first begins, and then they take turns.
+    would wait (`switch`). The first begins, and then they take turns. On a GPU both launch on one stream.
 
     `now`: the number of the one that runs, 0 or 1; 0 if there is none.
     """
@@ -29,11 +29,11 @@ class TwoBatches:
         raised here."""
         self._turns = Semaphore(0), Semaphore(0)
         self._both, self._error = True, None
-        gradients, found = torch.is_grad_enabled(), list[T]()
+        as_here, found = thread_state(), list[T]()
 
         def other() -> None:
             self._turns[1].acquire()
-            with torch.set_grad_enabled(gradients):  # a thread has a mode of its own
+            with as_here():
                 self._until_end(second, theirs)
 
         theirs = list[T]()

@@ -190,8 +190,8 @@ class Runner(DeviceAdapters):
             works = [
                 partial(
                     self.model.forward,
-                    tokens[part.tokens].clone(),  # kernels are compiled for the addresses of whole tensors
-                    packed.positions[part.tokens].clone(),
+                    part.of(tokens),
+                    part.of(packed.positions),
                     self.kv,
                     part.batch,
                     part.lora,
@@ -201,7 +201,7 @@ class Runner(DeviceAdapters):
             return torch.cat(self._two_batches.run(*works))
         states = []
         for part in packed.parts:
-            own, there = tokens[part.tokens], packed.positions[part.tokens]
+            own, there = part.of(tokens), part.of(packed.positions)
             states.append(self.model.forward(own, there, self.kv, part.batch, part.lora, overlap))
             overlap = None
         return torch.cat(states)

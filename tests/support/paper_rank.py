@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -20,19 +21,35 @@ from torch import Tensor
 
 from personae.engine.parallel import process_groups
 
+PART_TOKENS = 8
+"""Steps of twice as many tokens have halves, in the processes of ranks and where a test sets it."""
+
 _HERE = Path(__file__).resolve()
 _new_group = process_groups._new_group
 
 
 class Carried:
-    """An exchange that is done when somebody waits for it."""
+    """An exchange that is done when somebody waits for it. The GPU's stream waits then, and not the host."""
 
-    def __init__(self, wait: Callable[[], None]) -> None:
-        self.wait = wait
+    def __init__(self, group: "PaperNccl", arrive: Callable[[], None]) -> None:
+        self._arrive, self._done = arrive, False
+        assert all(other is group for other in _under_way.values()), "two groups may wait for each other"
+        _under_way[self] = group
+
+    def wait(self) -> None:
+        """Have it done."""
+        if not self._done:
+            self._done = True
+            del _under_way[self]
+            self._arrive()
+
+
+_under_way: "WeakKeyDictionary[Carried, PaperNccl]" = WeakKeyDictionary()
 
 
 class PaperNccl:
-    """A process group for tensors on simulated GPUs. It refuses others, as NCCL does."""
+    """A process group for tensors on simulated GPUs. It refuses others, as NCCL does, and exchanges of two
+    groups at the same time, which NCCL may never end."""
 
     def __init__(self, library: str, *place: Any) -> None:
         assert library == "nccl"
@@ -43,11 +60,11 @@ class PaperNccl:
         there, here = torch.empty(output.shape, dtype=output.dtype, device="cpu"), input.cpu()
         work = carry(there, here)
 
-        def wait() -> None:
+        def arrive() -> None:
             work.wait()
             output.copy_(there)
 
-        return Carried(wait)
+        return Carried(self, arrive)
 
     def _allgather_base(self, output: Tensor, input: Tensor) -> Carried:
         return self._carried(output, input, self._gloo._allgather_base)
@@ -57,7 +74,7 @@ class PaperNccl:
 
 
 @contextmanager
-def on_paper(patch: pytest.MonkeyPatch, gpu: PaperGpu, folder: Path, gpus: int) -> Iterator[None]:
+def on_paper(patch: pytest.MonkeyPatch, folder: Path, gpus: int) -> Iterator[None]:
     """A machine with so many GPUs, for a test that has one itself."""
     from personae.actors import rank_options
     from personae.engine.parallel import ranks
@@ -65,13 +82,6 @@ def on_paper(patch: pytest.MonkeyPatch, gpu: PaperGpu, folder: Path, gpus: int) 
     for module in (rank_options, ranks):
         patch.setattr(module, "visible_devices", lambda: [f"paper-{number}" for number in range(gpus)])
     patch.setattr(process_groups, "_new_group", PaperNccl)
-    run = ranks._run
-
-    def adopted(*given: Any) -> None:
-        gpu.adopt_this_thread()
-        run(*given)
-
-    patch.setattr(ranks, "_run", adopted)
     with started_by(_HERE, folder):
         yield
 
@@ -79,9 +89,11 @@ def on_paper(patch: pytest.MonkeyPatch, gpu: PaperGpu, folder: Path, gpus: int) 
 def main(asked: str, module: str, *arguments: str) -> None:
     """Run a rank's process."""
     from personae.engine.parallel import process
+    from personae.engine.worker import runner
 
     assert (asked, module) == ("-m", process.__name__)
     process_groups._new_group = PaperNccl  # type: ignore[assignment]  # which has its signature
+    runner.PART_TOKENS = PART_TOKENS
     sys.argv = [module, *arguments]
     with PaperGpu():
         process.main()

@@ -6,8 +6,10 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -129,6 +131,50 @@ def test_a_rank_that_waits_for_one_that_has_ended_says_so() -> None:
         del ranks[1]._group
         with pytest.raises(RuntimeError, match="rank 1 ended"):
             waiting.result(60)
+
+
+class Watched:
+    """A group of a rank. `under_way`: of the rank's groups, one for each exchange that nobody has waited for.
+    `together`: how many exchanges have begun while another group had one under way."""
+
+    def __init__(self, group: Any, under_way: "list[Watched]") -> None:
+        self._group, self._under_way, self.together = group, under_way, 0
+
+    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor) -> Any:
+        self.together += any(each is not self for each in self._under_way)
+        self._under_way.append(self)
+        return SimpleNamespace(wait=partial(self._wait, self._group._allgather_base(output, input)))
+
+    def _wait(self, work: Any) -> None:
+        work.wait()
+        with suppress(ValueError):  # it was waited for before
+            self._under_way.remove(self)
+
+
+def test_a_ranks_groups_exchange_one_after_the_other_in_halves_too() -> None:
+    comms: list[Any] = comms_of(3, attention_ranks=1, two_batches=True, library="gloo")
+    watched = list[Watched]()
+    for comm in comms[1:]:
+        under_way = list[Watched]()
+        for parts in (comm, comm.sharing):
+            parts._group = Watched(parts._group, under_way)
+            watched.append(parts._group)
+
+    def step(comm: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        def half(*groups: Any) -> torch.Tensor:
+            return torch.stack([group.all_reduce(torch.ones(2)) for group in groups])
+
+        return cast(
+            "tuple[torch.Tensor, torch.Tensor]",
+            comm.two_batches.run(partial(half, comm, comm.sharing), partial(half, comm.sharing, comm)),
+        )
+
+    with ThreadPoolExecutor(3) as threads:
+        found = [each.result(60) for each in [threads.submit(step, comm) for comm in comms]]
+    for first, second in found[1:]:
+        assert first.tolist() == [[3.0] * 2, [2.0] * 2]
+        assert second.tolist() == [[2.0] * 2, [3.0] * 2]
+    assert [each.together for each in watched] == [0] * 4
 
 
 @pytest.mark.parametrize(

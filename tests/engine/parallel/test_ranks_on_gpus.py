@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 from assembled import Assembled  # noqa: E402  # below the mark, which says what they need
 from paper_gpu import PaperGpu  # noqa: E402
-from paper_rank import on_paper  # noqa: E402
+from paper_rank import PART_TOKENS, on_paper  # noqa: E402
 from shared_model import answers  # noqa: E402
 from tiny_adapters import make_adapter_folder  # noqa: E402
 from tiny_models import model_folder  # noqa: E402
@@ -27,10 +27,13 @@ from personae.actors.rank_options import dist_library  # noqa: E402
 from personae.engine.parallel import ranks as ranks_module  # noqa: E402
 from personae.engine.parallel.messages import StartRank  # noqa: E402
 from personae.engine.parallel.ranks import Ranks  # noqa: E402
+from personae.engine.parallel.two_batches import TwoBatches  # noqa: E402
+from personae.engine.worker import runner  # noqa: E402
 from personae.errors import LoadError  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 CUDA = torch.device("cuda")
+OWN, HALVES = {"enable_dp_attention": True}, {"enable_two_batch_overlap": True}
 
 
 class Started:
@@ -76,8 +79,6 @@ def test_each_rank_sees_the_gpu_with_its_number_alone(monkeypatch: pytest.Monkey
     ("device", "options", "said"),
     [
         ("cuda", {}, "The model's 4 ranks need 4 GPUs; there are 3."),
-        ("cuda", {"attention_ranks": 2}, "--attention-ranks works on a CPU only so far"),
-        ("cuda", {"enable_two_batch_overlap": True}, "--enable-two-batch-overlap works on a CPU only so far"),
         (
             "cuda",
             {"dist_backend": "gloo"},
@@ -100,7 +101,11 @@ def test_what_the_devices_do_not_have_is_refused_by_name(
     [
         ("llama", {"ranks": 2}, None),  # the memory is measured
         ("llama", {"pipeline_parallel_size": 2}, 2**22),  # or given
-        ("qwen3_moe", {"ranks": 2, "expert_parallel_size": 2, "enable_dp_attention": True}, None),
+        ("llama", {"ranks": 2, **HALVES}, None),
+        ("qwen3_moe", {"ranks": 2, "expert_parallel_size": 2, **OWN}, None),
+        ("qwen3_moe", {"ranks": 2, **OWN, **HALVES}, 2**22),
+        ("qwen3_moe", {"ranks": 3, "expert_parallel_size": 2, "attention_ranks": 1, **OWN}, None),
+        ("qwen3_moe", {"ranks": 3, "attention_ranks": 1, **OWN, **HALVES}, None),
     ],
 )
 def test_ranks_on_simulated_gpus_answer_as_one_process_on_a_cpu(
@@ -108,16 +113,34 @@ def test_ranks_on_simulated_gpus_answer_as_one_process_on_a_cpu(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / ".pkg"))
+    monkeypatch.setattr(runner, "PART_TOKENS", PART_TOKENS)
+    ran, run = list[TwoBatches](), TwoBatches.run
+
+    def counted(halves: TwoBatches, *works: Any) -> tuple[Any, Any]:
+        ran.append(halves)
+        return run(halves, *works)
+
+    monkeypatch.setattr(TwoBatches, "run", counted)
     base = model_folder(family)
     poet = make_adapter_folder(tmp_path / "poet", base, rank=8, targets=["q_proj", "v_proj", "o_proj"])
     adapters = {"poet": poet}
-    asked = {"max_seqs": 4, "max_batch_tokens": 32, "max_model_len": 64}
+    asked = {"max_seqs": 4, "max_batch_tokens": 38, "max_model_len": 64}
     expected = answers(Assembled(base, adapters, **asked), 20)
-    with PaperGpu() as gpu, on_paper(monkeypatch, gpu, tmp_path, 2):
+    with PaperGpu() as gpu, on_paper(monkeypatch, tmp_path, 3):
         asked |= {"device": "cuda", "ranks": 1, "kv_memory": memory, **sizes}
         made = Assembled(base, adapters, **asked)
+        ran.clear()
         try:
             assert answers(made, 20) == expected
         finally:
             made.end()
+        assert bool(ran) == ("enable_two_batch_overlap" in sizes)
         assert not gpu.machine.captures
+
+
+def test_both_halves_of_a_step_launch_on_its_stream() -> None:
+    with PaperGpu():
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types here
+        with torch.cuda.stream(stream):
+            found = TwoBatches().run(torch.cuda.current_stream, torch.cuda.current_stream)
+    assert found == (stream, stream)

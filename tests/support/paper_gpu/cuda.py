@@ -3,7 +3,7 @@
 import ctypes
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from paper_gpu import launches, machine
 from paper_gpu.driver import PaperDriver
@@ -22,7 +23,8 @@ POLLS = 500  # after this many polls of an event, even a late device has reached
 
 
 class PaperGpu:
-    """Within `with` the calling thread has a GPU; other threads call `adopt_this_thread`.
+    """Within `with` the calling thread has a GPU. Other threads call `adopt_this_thread`, or have it while
+    they are on one of its streams (`torch.cuda.stream`).
 
     gpu.machine records what happened. processors: multiprocessors. capability: as torch reports it. granule:
     of its virtual memory, whose driver is gpu.driver; None: cuda-bindings is not installed.
@@ -225,8 +227,10 @@ def _on(here: Machine, stream: Stream | None) -> Iterator[None]:
     before = here.current
     if stream is not None:
         here.current = stream.stream
+    known = any(isinstance(mode, OnPaper) for mode in _get_current_dispatch_mode_stack())
     try:
-        yield
+        with nullcontext() if known else OnPaper(here):
+            yield
     finally:
         here.current = before
 
