@@ -78,7 +78,7 @@ def test_a_text_has_the_ids_and_the_visible_text_that_it_has_in_transformers(
 
 def test_a_token_that_would_have_another_id_stops_the_load(tmp_path: Path) -> None:
     path = folder(tmp_path, {"added_tokens_decoder": {"511": token("<tool>")}})
-    with pytest.raises(ModelLoadError, match="'<tool>' would have the id 509, not 511"):
+    with pytest.raises(ModelLoadError, match='"<tool>" would have the id 509, not 511'):
         Tokenizer.load(path)
 
 
