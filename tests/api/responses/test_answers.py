@@ -227,7 +227,7 @@ def test_the_examples_of_the_page_run(engine: FakeEngine, tmp_path: Path) -> Non
 
     engine.answer = reply
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     with open_fixture(tmp_path) as fixture:
         store = ResponseStore(fixture.data)
         app = create_app(engine, stored=store)
