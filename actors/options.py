@@ -244,8 +244,8 @@ class ModelOptions:
     node_rank: Annotated[
         int,
         OptionInfo(
-            "With --nnodes: this machine's number. 0 is the one that serves; on the others the other options "
-            "are ignored, but those that name ranks and machines.",
+            "With --nnodes: this machine's number. Machine 0 serves. The others take only the options that "
+            "name ranks and machines, and ignore the rest.",
             min=0,
             max=63,
             metavar="NUMBER",

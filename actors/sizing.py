@@ -213,7 +213,7 @@ def _device_memory(
     options: EngineOptions, reserved: int, comm: Comm, found: list[GpuMemory]
 ) -> tuple[int, str]:
     """The bytes of the KV cache on each GPU, and the source of that number for messages. `found`: the GPU of
-    each rank. Of those that have pages, the one with the least room decides. Raises LoadError."""
+    each rank. The rank with the least room for pages decides. Raises LoadError."""
     having_pages = comm.attention_ranks or comm.size
     if 0 < comm.attention_ranks < comm.size:
         found, others = found[:having_pages], found[having_pages:]

@@ -9,8 +9,11 @@ EQUAL = "equal"
 
 
 class ComparedFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """title, tool: as the guide has them. cases: those there are, None for all. others: those that are not
-    equal, by what they are."""
+    """One format of weights.
+
+    title, tool: as the guide's table has them. cases: the tiny models that were compared; None means all.
+    others: the cases that are not equal, by the reason.
+    """
 
     title: str
     tool: str

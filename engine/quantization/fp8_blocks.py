@@ -16,7 +16,7 @@ from torch.nn.functional import ScalingType, scaled_mm
 from personae.engine.quantization import FP8_BLOCK
 from personae.engine.quantization.base import Product, QuantizedMethod
 from personae.engine.quantization.fp8 import ALIGNED, to_fp8
-from personae.kernels.quantized import QuantizedWeight, Stored
+from personae.engine.quantization.scaled import EightBitWeight
 from personae.kernels.reference import FP8
 
 HOPPER = 9  # cuBLAS has the product on no other generation
@@ -25,34 +25,17 @@ ROWS = 4  # of activations, in multiples: 16 bytes of scales
 
 
 @dataclass(frozen=True, slots=True)
-class BlockFp8Weight(QuantizedWeight):
-    """W = values * scales. values: [outputs, inputs] float8_e4m3fn. scales: [outputs, inputs / 128]
-    float32."""
+class BlockFp8Weight(EightBitWeight):
+    """As `EightBitWeight`, with scales [outputs, inputs / 128]."""
 
     kind: ClassVar[str] = "fp8_blocks"
-
-    scales: Tensor
-    values: Tensor
+    dtype: ClassVar[torch.dtype] = FP8
 
     @classmethod
     def empty(cls, outputs: int, inputs: int, device: torch.device) -> Self:
         """A weight to be filled. inputs: a multiple of 128."""
         scales = torch.empty(outputs, inputs // FP8_BLOCK, device=device)
         return cls(inputs, scales, torch.empty(outputs, inputs, dtype=FP8, device=device))
-
-    def load(self, stored: Stored) -> None:
-        """See `QuantizedWeight`: a checkpoint that has it so is taken as it is."""
-        scaled = stored.scaled(FP8)
-        if scaled is None or scaled[1].shape != self.scales.shape:
-            self.copy_(stored.read())
-            return
-        values, scales = scaled
-        self.values.copy_(values)
-        self.scales.copy_(scales)
-
-    def finite(self) -> bool:
-        """See `QuantizedWeight`."""
-        return bool(self.scales.isfinite().all())
 
     def write(self, weight: Tensor) -> None:
         """See `QuantizedWeight`."""

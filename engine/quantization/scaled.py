@@ -1,4 +1,4 @@
-"""What formats with a scale per output share."""
+"""What formats with a scale per output, or per block of an output, share."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -11,7 +11,7 @@ from personae.kernels.quantized import QuantizedWeight, Stored
 
 @dataclass(frozen=True, slots=True)
 class ScaledWeight(QuantizedWeight):
-    """scales: [outputs, 1] float32. A row's scale is finite if the row is."""
+    """scales: [outputs, 1] float32, or as the format says. A scale is finite if its values are."""
 
     scales: Tensor
 

@@ -82,6 +82,16 @@ async def play(client: EngineClient, logs: Sequence[SequenceLog], played: dict[s
             one.finish, one.error = delta.finish, delta.error
 
 
+async def play_mixed(engines: MultiProcessEngine, name: str) -> dict[str, Played]:
+    """Plays `mixed` once; the answers by their ids. `name`: another one each time."""
+    logs = [
+        [replace(log, id=f"{name}/{log.id}", after=log.after and f"{name}/{log.after}") for log in logs]
+        for logs in mixed(engines)
+    ]
+    played = await play_all(engines.client, logs)
+    return {id.removeprefix(f"{name}/"): answer for id, answer in played.items()}
+
+
 async def play_all(client: EngineClient, submissions: Sequence[Sequence[SequenceLog]]) -> dict[str, Played]:
     played: dict[str, Played] = defaultdict(Played)
     async with anyio.create_task_group() as tasks:

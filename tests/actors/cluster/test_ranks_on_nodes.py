@@ -10,15 +10,13 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio import to_thread
-from crash_harness import mixed, play_all, same, with_adapters
-from engine_harness import Played
-from msgspec.structs import replace as changed
+from crash_harness import play_mixed, same, with_adapters
 from patience import PATIENCE, soon
 from tiny_models import model_folder
 
 from personae.actors.cluster import launch
 from personae.actors.cluster.launch import open_cluster
-from personae.actors.multi_process import MultiProcessEngine, open_multi_process
+from personae.actors.multi_process import open_multi_process
 from personae.actors.options import ClusterOptions
 from personae.errors import LoadError
 from personae.evals.ray_nodes import RayNodes
@@ -46,15 +44,6 @@ def running(nodes: RayNodes, what: bytes) -> dict[int, str]:
     return found
 
 
-async def play(engines: MultiProcessEngine, name: str) -> dict[str, Played]:
-    logs = [
-        [changed(log, id=f"{name}/{log.id}", after=log.after and f"{name}/{log.after}") for log in logs]
-        for logs in mixed(engines)
-    ]
-    played = await play_all(engines.client, logs)
-    return {id.removeprefix(f"{name}/"): answer for id, answer in played.items()}
-
-
 async def test_ranks_lie_on_nodes_as_ray_was_told_and_a_node_of_theirs_that_dies_costs_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,13 +51,13 @@ async def test_ranks_lie_on_nodes_as_ray_was_told_and_a_node_of_theirs_that_dies
     base = model_folder("qwen3")
     options = with_adapters(tmp_path / "adapters", base, max_seqs=32, kv_memory=2**24)
     async with open_multi_process(options) as alone:
-        calm = await play(alone, "calm")
+        calm = await play_mixed(alone, "calm")
     nodes = await to_thread.run_sync(RayNodes, 3, 2)
     pids: set[int] = set()
     try:
         cluster = ClusterOptions(ray=nodes.address, cluster_host=nodes.host)
         async with open_cluster(replace(options, tensor_parallel_size=2), cluster, 1) as engines:
-            assert same(calm, await play(engines, "tensor"))
+            assert same(calm, await play_mixed(engines, "tensor"))
             first, others = running(nodes, FIRST), running(nodes, RANK)
             assert len(first) == len(others) == 1
             assert set(first.values()) == set(others.values())
@@ -81,7 +70,7 @@ async def test_ranks_lie_on_nodes_as_ray_was_told_and_a_node_of_theirs_that_dies
                 async with open_cluster(two, cluster, 1):
                     raise AssertionError("not reached")
         async with open_cluster(two, cluster, 1, report=lambda incident: None, max_restarts=20) as engines:
-            assert same(calm, await play(engines, "stages"))
+            assert same(calm, await play_mixed(engines, "stages"))
             first, others = running(nodes, FIRST), running(nodes, RANK)
             assert len(first) == len(others) == 1
             assert set(first.values()) != set(others.values())
@@ -90,7 +79,7 @@ async def test_ranks_lie_on_nodes_as_ray_was_told_and_a_node_of_theirs_that_dies
 
             async def client(number: int) -> None:
                 for turn in range(2):
-                    assert same(calm, await play(engines, f"{number}.{turn}"))
+                    assert same(calm, await play_mixed(engines, f"{number}.{turn}"))
 
             async with anyio.create_task_group() as tasks:
                 for number in range(CLIENTS):

@@ -16,15 +16,14 @@ from typing import Any
 
 import anyio
 import pytest
-from crash_harness import mixed, play_all, same, with_adapters
-from msgspec.structs import replace as changed
+from crash_harness import play_mixed, same, with_adapters
 from patience import PATIENCE, soon
 from tiny_models import model_folder
 
 import personae
 from personae.actors.cluster import stage_machines
 from personae.actors.cluster.stage_machines import Joins, check_machines, gather, serve_stage
-from personae.actors.multi_process import MultiProcessEngine, open_multi_process
+from personae.actors.multi_process import open_multi_process
 from personae.actors.options import EngineOptions
 from personae.engine.machine_sockets import new_identity
 from personae.errors import LoadError
@@ -80,15 +79,6 @@ def ranks_of(machine: "subprocess.Popen[bytes]") -> list[int]:
     return [int(line) for line in re.findall(r"\d+", found.stdout)]
 
 
-async def play(engines: MultiProcessEngine, name: str) -> dict[str, Any]:
-    logs = [
-        [changed(log, id=f"{name}/{log.id}", after=log.after and f"{name}/{log.after}") for log in logs]
-        for logs in mixed(engines)
-    ]
-    played = await play_all(engines.client, logs)
-    return {id.removeprefix(f"{name}/"): answer for id, answer in played.items()}
-
-
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"])
 async def test_two_machines_answer_as_one_process_and_a_rank_or_a_machine_that_is_killed_costs_no_answer(
@@ -97,7 +87,7 @@ async def test_two_machines_answer_as_one_process_and_a_rank_or_a_machine_that_i
     base = model_folder("qwen3")
     alone = with_adapters(tmp_path / "adapters", base, max_seqs=32, kv_memory=2**24)
     async with open_multi_process(alone) as engines:
-        calm = await play(engines, "calm")
+        calm = await play_mixed(engines, "calm")
     identity = tmp_path / "machines.pem"
     stage_machines._own_identity(identity)  # what the first machine makes, and an administrator copies
     options = replace(
@@ -111,12 +101,12 @@ async def test_two_machines_answer_as_one_process_and_a_rank_or_a_machine_that_i
     with ExitStack() as stack, anyio.fail_after(2 * PATIENCE):
         others = [stack.enter_context(other_machine(options, tmp_path / "second"))]
         async with open_multi_process(options, max_restarts=20) as engines:
-            assert same(calm, await play(engines, "before"))
+            assert same(calm, await play_mixed(engines, "before"))
 
             async def disturbed(name: str, kill: Callable[[], None]) -> None:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(when_streams_have_begun, kill)
-                    assert same(calm, await play(engines, name))
+                    assert same(calm, await play_mixed(engines, name))
 
             async def when_streams_have_begun(kill: Callable[[], None]) -> None:
                 await soon(lambda: engines.client.stats().running > 2, "some streams have begun")

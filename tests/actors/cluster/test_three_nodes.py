@@ -12,9 +12,8 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio import to_thread
-from crash_harness import mixed, play_all, same, with_adapters
+from crash_harness import play_mixed, same, with_adapters
 from engine_harness import Played
-from msgspec.structs import replace
 from patience import PATIENCE, soon
 from tiny_models import model_folder
 
@@ -47,25 +46,17 @@ class UnbrokenLoad:
         self._on = True
         self.rounds = 0
 
-    async def _round(self, name: str) -> dict[str, Played]:
-        logs = [
-            [replace(log, id=f"{name}/{log.id}", after=log.after and f"{name}/{log.after}") for log in logs]
-            for logs in mixed(self._engines)
-        ]
-        played = await play_all(self._engines.client, logs)
-        return {id.removeprefix(f"{name}/"): answer for id, answer in played.items()}
-
     async def _client(self, number: int) -> None:
         turn = 0
         while self._on:
-            assert same(self._calm, await self._round(f"{number}.{turn}"))
+            assert same(self._calm, await play_mixed(self._engines, f"{number}.{turn}"))
             turn += 1
             self.rounds += 1
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """The clients play meanwhile. At the end they finish what they have begun."""
-        self._calm = await self._round("calm")
+        self._calm = await play_mixed(self._engines, "calm")
         async with anyio.create_task_group() as tasks:
             for number in range(CLIENTS):
                 tasks.start_soon(self._client, number)

@@ -1,32 +1,19 @@
 """Conversations by the `openai` package, unchanged, against the real server."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from fake_engine import FakeEngine, byte_tokenizer
 from live_server import serving
 from openai import OpenAI
 from responses_asked import THOUGHT, WEATHER, prompt_of
-from tool_chat import TAGS, TEMPLATE, call
-from uploads import UploadFixture, open_fixture
+from tool_chat import call
+from uploads import UploadFixture
 
-from personae.api.app import create_app
 from personae.api.responses.conversations import ConversationStore
-from personae.api.responses.store import ResponseStore
 from personae.api.tenants.store import TenantLimits
 from personae.errors import NotFound
-
-
-@pytest.fixture
-def fixture(tmp_path: Path) -> Iterator[UploadFixture]:
-    engine = FakeEngine(tokenizer=byte_tokenizer(TEMPLATE, TAGS), max_model_len=4096)
-    with open_fixture(tmp_path) as fixture:
-        fixture.engine = engine
-        fixture.app = create_app(engine, tenants=fixture.tenants, stored=ResponseStore(fixture.data))
-        yield fixture
 
 
 @pytest.fixture

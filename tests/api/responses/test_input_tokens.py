@@ -1,20 +1,14 @@
 """`POST /v1/responses/input_tokens` by the `openai` package: the count is that of the prompt."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from fake_engine import FakeEngine, byte_tokenizer
 from live_server import serving
 from openai import OpenAI
 from responses_asked import WEATHER
-from tool_chat import TAGS, TEMPLATE
-from uploads import UploadFixture, open_fixture
-
-from personae.api.app import create_app
-from personae.api.responses.store import ResponseStore
+from uploads import UploadFixture
 
 RESULT = {"type": "function_call_output", "call_id": "call_1", "output": "rain"}
 CALL = {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": '{"city": "Bonn"}'}
@@ -24,15 +18,6 @@ ASKED: list[dict[str, Any]] = [
     {"input": [{"role": "user", "content": "Rain?"}, CALL, RESULT], "tools": [WEATHER]},
     {"input": "hi", "reasoning": {"effort": "none"}},
 ]
-
-
-@pytest.fixture
-def fixture(tmp_path: Path) -> Iterator[UploadFixture]:
-    engine = FakeEngine(tokenizer=byte_tokenizer(TEMPLATE, TAGS), max_model_len=4096)
-    with open_fixture(tmp_path) as fixture:
-        fixture.engine = engine
-        fixture.app = create_app(engine, tenants=fixture.tenants, stored=ResponseStore(fixture.data))
-        yield fixture
 
 
 @pytest.fixture

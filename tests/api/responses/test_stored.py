@@ -2,33 +2,23 @@
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import asgi
 import openai
 import pytest
-from fake_engine import FakeEngine, FakeStream, byte_tokenizer
+from fake_engine import FakeEngine, FakeStream
 from live_server import serving
 from openai import OpenAI
 from responses_asked import THOUGHT, WEATHER, prompt_of
-from tool_chat import TAGS, TEMPLATE, call
-from uploads import UploadFixture, open_fixture
+from tool_chat import call
+from uploads import UploadFixture
 
 from personae.api.app import create_app
 from personae.api.responses.store import KEPT_SECONDS, ResponseStore
 from personae.errors import NotFound, Overloaded, StorageFailed
 
 PATH = "/v1/responses"
-
-
-@pytest.fixture
-def fixture(tmp_path: Path) -> Iterator[UploadFixture]:
-    engine = FakeEngine(tokenizer=byte_tokenizer(TEMPLATE, TAGS), max_model_len=4096)
-    with open_fixture(tmp_path) as fixture:
-        fixture.engine = engine
-        fixture.app = create_app(engine, tenants=fixture.tenants, stored=ResponseStore(fixture.data))
-        yield fixture
 
 
 @pytest.fixture
