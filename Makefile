@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup serving install uninstall wheel gpu-wheels gpu-day gpu-day-over site clients deploy-tools serve test test-ray smoke lint lock docs eval bench
+.PHONY: setup serving install uninstall wheel gpu-wheels gpu-day gpu-day-over site clients deploy-tools serve test test-long test-ray smoke lint lock docs eval bench
 .DEFAULT_GOAL := serve
 
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -108,7 +108,11 @@ serve: serving
 # and without it each compiles the product anew.
 test: PROCESSES = $(shell $(BIN)/python -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))")
 test: setup
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "not long" -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# What `make test` leaves out to end in 20 minutes on two cores: before a release, and before a day on a GPU.
+test-long: setup
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -q -m long $(ARGS)
 
 # The tests of a Ray cluster, of several nodes on loopback addresses; they need Ray (240 MB). CI runs them.
 test-ray: setup

@@ -77,6 +77,7 @@ def test_all_default_suites_run_against_a_server(server: Running, tmp_path: Path
     assert "| tool | personae-demo | free |" in (tmp_path / "results" / "report.md").read_text()
 
 
+@pytest.mark.long
 def test_an_engine_in_process_is_compared_with_peft_and_disturbed(tmp_path: Path) -> None:
     done = apart(
         *("eval", "run", "lora", "determinism", "--model", "demo", "--out", "results"),
@@ -159,6 +160,7 @@ def test_lm_evaluation_harness_asks_the_server(server: Running, tmp_path: Path) 
     assert sum(record.passed for record in records) >= 3
 
 
+@pytest.mark.long
 def test_one_of_our_lm_evaluation_tasks_runs_alone(server: Running, tmp_path: Path) -> None:
     pytest.importorskip("lm_eval")
     done = apart(

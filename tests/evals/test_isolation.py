@@ -21,7 +21,10 @@ MOST = 16  # further seeds: which tokens an answer has, and so what happens, dep
 exact = pytest.mark.skipif("fuse" not in operators(), reason="no compiler, or no AVX-512 on this machine")
 
 
-@pytest.fixture(scope="module", params=[pytest.param("bfloat16", marks=exact), "float32"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("bfloat16", marks=exact), pytest.param("float32", marks=pytest.mark.long)],
+)
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -248,6 +248,7 @@ def test_tokens_are_those_that_the_reference_chooses(cpu, vocab, filters) -> Non
         assert ((tokens >= 0) & (tokens < vocab)).all()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the processors are x86 ones")
 def test_the_sources_compile_for_a_processor_with_bfloat16_and_no_amx(tmp_path: Path) -> None:
     """Those without AVX-512 have their own library: `laptop`, of which products and steps are asked. Where

@@ -84,7 +84,12 @@ def first_tokens(
 
 @pytest.mark.parametrize(
     ("adapters", "placement", "one_dies"),
-    [(1, "estimated", False), (3, "estimated", False), (3, "d2lpm", False), (3, "estimated", True)],
+    [
+        (3, "estimated", True),
+        pytest.param(1, "estimated", False, marks=pytest.mark.long),
+        pytest.param(3, "estimated", False, marks=pytest.mark.long),
+        pytest.param(3, "d2lpm", False, marks=pytest.mark.long),
+    ],
 )
 def test_a_flood_over_four_engines_delays_another_tenant_about_as_much_as_over_one(
     adapters: int, placement: PlacementName, one_dies: bool

@@ -63,6 +63,7 @@ def on_paper_in_a_call(folder: Path, script: str, *arguments: str, **environment
     )
 
 
+@pytest.mark.long
 def test_the_second_call_serves_a_made_model_and_tells_which_goals_are_met(tmp_path: Path) -> None:
     small = {"SHAPE": "--tiny", "DEVICE": "cpu", "PROMPT": "16", "ANSWER": "48", "CLIENTS": "2", "BOUND": "2"}
     done = on_paper_in_a_call(tmp_path, "day2.sh", **small)
@@ -77,6 +78,7 @@ def test_the_second_call_serves_a_made_model_and_tells_which_goals_are_met(tmp_p
     assert all(row["tokens/s"] > 0 for row in peer)
 
 
+@pytest.mark.long
 def test_the_first_call_passes_all_checks_where_kernels_are_their_references(tmp_path: Path) -> None:
     done = on_paper_in_a_call(tmp_path, "day1.sh", "--seconds", "0", "--seed", "5")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -264,6 +266,7 @@ def test_what_is_timed_waits_for_the_inputs_that_are_still_being_made(monkeypatc
     assert first == [1.0] * 4
 
 
+@pytest.mark.long
 def test_answers_go_on_where_a_rows_mask_comes_late(monkeypatch) -> None:
     monkeypatch.setattr(served, "PROMPTS", {"short": 7})
     model, adapters = served.DEMO / "model", served.DEMO / "adapters"

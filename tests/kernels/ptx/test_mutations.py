@@ -15,7 +15,8 @@ from ptx.reasons import explain
 
 
 @pytest.mark.parametrize(
-    ("name", "capability"), [("append", 80), ("experts", 90), ("decode", 80), ("prefill", 90)]
+    ("name", "capability"),
+    [("append", 80), ("experts", 90), ("decode", 80), pytest.param("prefill", 90, marks=pytest.mark.long)],
 )
 def test_a_changed_instruction_is_noticed_or_changes_nothing_for_a_reason(name: str, capability: int) -> None:
     seen = 0
