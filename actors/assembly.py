@@ -6,22 +6,21 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
 import torch
 
 from personae.actors.adapter_folders import adapter_folders
 from personae.actors.client import ModelCard
 from personae.actors.cluster.stage_machines import gather
+from personae.actors.compiler_builder import CompilerBuilder
 from personae.actors.draft_model import chosen_speculation, load_draft_model
 from personae.actors.kit.gc_tuning import spare_what_is_here
 from personae.actors.options import EngineOptions
+from personae.actors.page_storage import open_page_storage
 from personae.actors.rank_cores import shared_cores
 from personae.actors.rank_options import (
     attention_ranks,
@@ -30,7 +29,7 @@ from personae.actors.rank_options import (
     two_batches,
 )
 from personae.actors.sizing import Sizes, choose_sizes
-from personae.actors.spec import EngineSpec, GrammarService, StepRunner
+from personae.actors.spec import EngineSpec, StepRunner
 from personae.actors.start_adapters import read_start_adapters
 from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.checkpoints import open_checkpoint
@@ -41,12 +40,10 @@ from personae.engine.heads.states import HeadStates
 from personae.engine.kv import KVCache
 from personae.engine.loader import is_out_of_memory, load_model
 from personae.engine.lora_shapes import lora_shapes, rank_shapes, shared_shapes
-from personae.engine.machine_sockets import client_context
 from personae.engine.models.decoder import Decoder
 from personae.engine.numerics import NumericsClass, weights_digest
-from personae.engine.object_stores import LMCACHE, MOONCAKE, AsyncObjects, reason
-from personae.engine.packed_weights import PackedWeights, code_digest
-from personae.engine.page_file import PageFile, open_page_file
+from personae.engine.packed_weights import PackedWeights
+from personae.engine.page_file import PageFile
 from personae.engine.parallel.comm import ONE_RANK, Comm
 from personae.engine.parallel.process import preparation
 from personae.engine.parallel.ranks import Ranks
@@ -64,12 +61,6 @@ from personae.engine.speculation.step import SpeculativeStepEngine
 from personae.engine.speculation.tenant_answers import TenantAnswers
 from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import StepEngine
-from personae.engine.tiers.host_memory import HostTier
-from personae.engine.tiers.nixl import WINDOW_BYTES, NixlAgent
-from personae.engine.tiers.page_header import header_bytes
-from personae.engine.tiers.peers import PeerTier
-from personae.engine.tiers.remote import Objects, RemoteTier
-from personae.engine.tiers.stack import stacked
 from personae.engine.tiers.tier import Tier
 from personae.engine.tiers.transfer import PageSource
 from personae.engine.tokens import Tokenizer
@@ -81,8 +72,6 @@ from personae.engine.worker.prefill_graphs import PrefillGraphs
 from personae.engine.worker.runner import Runner
 from personae.engine.worker.warm_up import warm_up
 from personae.errors import DriverError, LoadError
-from personae.grammar.matcher import Grammar
-from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 from personae.kernels.cache_folder import cache_folder
 from personae.kernels.cgroup import keep_to_share
@@ -101,15 +90,9 @@ from personae.lora.shapes import LoraShapes
 from personae.lora.stored import KINDS
 from personae.lora.throttle import no_rest
 
-if TYPE_CHECKING:
-    from personae.grammar.compiler import GrammarCompiler
-
 log = logging.getLogger("personae.engine")
 HOST_ADAPTER_BYTES = 2 * 2**30  # for adapters kept on the host, in addition to those on the device
-
-KV_TIER_BYTES = PACKED_BYTES = 20 * 2**30
-TOKEN_BYTES = 16  # at most, of a token in a page's key
-ADAPTER_BYTES = 128  # of the digest of an adapter that becomes active inside the page
+PACKED_BYTES = 20 * 2**30
 
 Progress = Callable[[str, int, int], None]  # phase, bytes that are done, all bytes; see engine_process.py
 
@@ -207,35 +190,8 @@ def assemble(
         str(sizes.kv_dtype).removeprefix("torch."),
         _instructions(device, options),
     )
-    identity, page_bytes = _page_identity(options, model, sizes, draft, numerics)
-    token_bytes = TOKEN_BYTES * layout.page_size + ADAPTER_BYTES
-    tiers: list[Tier] = []
-    source = None
-    if options.gives_pages:
-        source = PageSource(identity, page_bytes, _nixl_agent(options, page_bytes))
-        certified = options.page_identity
-        tls = None if certified is None else client_context(certified, certified.certificate)
-        tiers.append(PeerTier(source, tls))
-    if options.kv_host_bytes is not None:
-        tiers.append(HostTier(options.kv_host_bytes, page_bytes, device))
-    if options.kv_disk is not None:
-        tiers.append(_open_disk(options.kv_disk, options, token_bytes, identity, page_bytes))
-    if options.kv_remote is not None:
-        object_bytes = header_bytes(token_bytes) + page_bytes
-        objects = _open_objects(options.kv_remote, object_bytes)
-        bound = KV_TIER_BYTES if options.kv_remote_bytes is None else options.kv_remote_bytes
-        tiers.append(RemoteTier(objects, bound, page_bytes, identity))
-    tier = stacked(tiers, page_bytes)
-    page_file = None
-    if options.page_file is not None and device.type == "cpu" and ranks is None and draft is None:
-        specs = [spec for spec in model.config.kv_specs if spec is not None]
-        page_file = open_page_file(
-            options.page_file,
-            f"{identity}\n{code_digest()}",
-            layout,
-            layout.num_pages * page_bytes,
-            2 * len(set(specs)),
-        )
+    pages = open_page_storage(options, model, sizes, draft, numerics, ranks=ranks)
+    tier = pages.tier
     stages = options.pipeline_parallel_size
 
     def build_scheduler() -> Scheduler:
@@ -250,7 +206,7 @@ def assemble(
             drafts=0 if speculate == "off" else MAX_DRAFTS,
             tier=tier,
             micro_batches=stages,
-            ledger=None if page_file is None else page_file.ledger,
+            ledger=None if pages.page_file is None else pages.page_file.ledger,
         )
 
     engine_spec = EngineSpec(
@@ -266,8 +222,8 @@ def assemble(
             draft,
             tier,
             ranks,
-            source,
-            page_file,
+            pages.source,
+            pages.page_file,
         ).build,
         build_scheduler=build_scheduler,
         build_compiler=compilers.build,
@@ -281,7 +237,7 @@ def assemble(
         steps_at_once=stages,
         build_kv_events=KVEventRecorder if options.record_kv_events else None,
         tier=tier,
-        page_source=source,
+        page_source=pages.source,
     )
     return Assembly(
         engine_spec,
@@ -303,78 +259,6 @@ def loads_ahead(options: EngineOptions) -> bool:
     memory for that. Raises LoadError."""
     ranks = options.tensor_parallel_size * options.pipeline_parallel_size
     return ranks == 1 and chosen_device(options.device).type == "cpu"
-
-
-def _page_identity(
-    options: EngineOptions,
-    model: Decoder,
-    sizes: Sizes,
-    draft: Decoder | Head | None,
-    numerics: NumericsClass,
-) -> tuple[str, int]:
-    """What decides a page's content besides its tokens, and its bytes. Pages are for engines with the same
-    numbers and the same layout."""
-    layout, specs = sizes.layout, model.config.kv_specs
-    page_bytes = KVCache.bytes_per_page(specs, layout.page_size, sizes.kv_dtype)
-    identity = [msgspec.json.encode(numerics).decode(), repr(specs), str(layout.page_size)]
-    if isinstance(draft, Head):
-        assert options.draft_model is not None
-        page_bytes += layout.page_size * draft.hidden_size * draft.dtype.itemsize
-        head = options.model if str(options.draft_model) == "mtp" else options.draft_model
-        identity += [weights_digest(head), str(draft.dtype), str(draft.layers)]
-    return "\n".join(identity), page_bytes
-
-
-def _open_disk(
-    folder: Path, options: EngineOptions, token_bytes: int, identity: str, page_bytes: int
-) -> Tier:
-    """The tier of `--kv-disk`."""
-    if not hasattr(os, "posix_fallocate"):
-        raise LoadError("--kv-disk does not work on this system: it cannot reserve room in files.")
-    from personae.engine.tiers.disk import DiskTier
-
-    bound = KV_TIER_BYTES if options.kv_disk_bytes is None else options.kv_disk_bytes
-    return DiskTier(
-        folder / "pages",
-        bound,
-        page_bytes,
-        identity,
-        parts=options.share,
-        token_bytes=token_bytes,
-    )
-
-
-def _nixl_agent(options: EngineOptions, page_bytes: int) -> NixlAgent | None:
-    """The agent of `--kv-transfer-backend nixl`. Raises LoadError."""
-    if options.kv_transfer_backend != "nixl":
-        return None
-    if page_bytes > WINDOW_BYTES:
-        raise LoadError(
-            f"--kv-transfer-backend nixl moves pages of up to {size_text(WINDOW_BYTES)}; "
-            f"this model's have {size_text(page_bytes)}."
-        )
-    try:
-        return NixlAgent()
-    except ModuleNotFoundError:
-        raise LoadError("--kv-transfer-backend nixl needs NIXL (pip install nixl).") from None
-    except Exception as error:  # whatever the library raises
-        raise LoadError(f"--kv-transfer-backend nixl cannot be used: {reason(error)}.") from None
-
-
-def _open_objects(url: str, object_bytes: int) -> Objects:
-    """The store of `--kv-remote`. Raises LoadError."""
-    try:
-        if url.startswith(LMCACHE):
-            from personae.engine.tiers.lmcache import LMCacheObjects
-
-            return LMCacheObjects(url, object_bytes)
-        if url.startswith(MOONCAKE):
-            from personae.engine.tiers.mooncake import MooncakeObjects
-
-            return MooncakeObjects(url)
-        return AsyncObjects(url)
-    except Exception as error:
-        raise LoadError(f"--kv-remote {url} cannot be used: {reason(error)}.") from None
 
 
 def _instructions(device: torch.device, options: EngineOptions) -> str:
@@ -507,62 +391,6 @@ def _texts(checkpoint: Checkpoint, vocab_size: int) -> tuple[Tokenizer, Vocabula
     """The tokenizer, and its vocabulary for grammars. Raises ModelLoadError."""
     tokenizer = Tokenizer.of(checkpoint.tokenizer_files())
     return tokenizer, Vocabulary.from_tokenizer_json(tokenizer.json(), vocab_size, tokenizer.eos_ids)
-
-
-class CompilerBuilder:
-    """Builds the compiler of grammars for each epoch of the engine core. `warm`: see `assemble`."""
-
-    def __init__(self, vocabulary: Vocabulary, warm: bool) -> None:
-        self._vocabulary, self._warm = vocabulary, warm
-        self._ahead: GrammarService | None = None
-
-    def build_ahead(self) -> None:
-        """Begin to build the compiler that the next call of `build` returns."""
-        self._ahead = self.build()
-
-    def build(self) -> GrammarService:
-        """Begin to build a compiler. Other requests need not wait until it is there."""
-        ahead, self._ahead = self._ahead, None
-        return BegunCompiler(self._built) if ahead is None else ahead
-
-    def _built(self) -> "GrammarCompiler":
-        from personae.grammar.compiler import GrammarCompiler  # 0.2 s, which a start need not wait for
-
-        compiler = GrammarCompiler(self._vocabulary)
-        if self._warm:
-            compiler.warm_up()
-        return compiler
-
-
-class BegunCompiler:
-    """Implements `GrammarService` by a compiler that is being built on a thread of its own."""
-
-    def __init__(self, build: "Callable[[], GrammarCompiler]") -> None:
-        self._compiler: Future[GrammarCompiler] = Future()
-        Thread(target=self._run, args=(build,), name="grammars", daemon=True).start()
-
-    def _run(self, build: "Callable[[], GrammarCompiler]") -> None:
-        try:
-            self._compiler.set_result(build())
-        except BaseException as error:  # raised where a grammar is needed
-            self._compiler.set_exception(error)
-
-    def get(self, spec: GrammarSpec, tenant: str) -> Grammar | None:
-        """See `GrammarService`."""
-        there = self._compiler.done() and self._compiler.exception() is None
-        return self._compiler.result().get(spec, tenant) if there else None
-
-    def compile(self, spec: GrammarSpec, tenant: str) -> Grammar:
-        """See `GrammarService`."""
-        return self._compiler.result().compile(spec, tenant)
-
-    def put(self, spec: GrammarSpec, grammar: Grammar, tenant: str) -> None:
-        """See `GrammarService`."""
-        self._compiler.result().put(spec, grammar, tenant)
-
-    def close(self) -> None:
-        """End the compiler's processes."""
-        self._compiler.result().close()
 
 
 def chosen_device(choice: str) -> torch.device:

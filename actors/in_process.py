@@ -1,11 +1,11 @@
 """The whole engine in one process: for tests, for use as a library, for debugging.
 
 personae               one_for_one, gives up at once: what the frontend lost could not be resumed
-├── front              one_for_one, gives up at once: it holds the logs
+├── frontend           one_for_one, gives up at once: it holds the logs
 │   ├── streamer
 │   ├── ingress
 │   └── queue/...      one per adapter, created on first use
-└── back               one_for_all: these four are one engine and restart together, with empty caches
+└── core               one_for_all: these four are one engine and restart together, with empty caches
     ├── executor       owns the device, on its own thread
     ├── store          knows which adapters are on the device
     ├── compiler
@@ -38,14 +38,14 @@ async def open_in_process(
     recorder = StepRecorder.private()
 
     def note(incident: Incident) -> None:
-        if incident.error is not None and incident.path.startswith("personae/back/"):
+        if incident.error is not None and incident.path.startswith("personae/core/"):
             frontend.note_engine_death(recorder.read(), outside=False)
         report(incident)
 
     root = Supervisor(
         "personae",
         max_restarts=0,
-        report=watch_restarts(note, "personae/back", lambda: frontend.lose_engine()),
+        report=watch_restarts(note, "personae/core", lambda: frontend.lose_engine()),
     )
     frontend = Frontend(
         root, ready=lambda: core.state == "running", max_live=engine_spec.max_live, window=engine_spec.window
@@ -53,7 +53,7 @@ async def open_in_process(
     # Temporary: when it gives up, the frontend stays and ends the streams with an error. It stops first,
     # since it sends messages to the frontend.
     core = root.supervisor(
-        "back", strategy="one_for_all", max_restarts=max_restarts, within=WITHIN, restart="temporary"
+        "core", strategy="one_for_all", max_restarts=max_restarts, within=WITHIN, restart="temporary"
     )
     epochs = count(1)
     frontend.connect(

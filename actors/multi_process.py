@@ -1,9 +1,9 @@
 """The engine in two processes, as in production: the frontend here, the engine core in a process of its own.
 
 personae               one_for_one, gives up at once
-├── back               restarts the engine core when it dies, within its restart intensity
-│   └── host           one epoch of the engine core's process
-└── front              as in `in_process.py`
+├── core               restarts the engine core when it dies, within its restart intensity
+│   └── process        one epoch of the engine core's process
+└── frontend           as in `in_process.py`
 
 A device fault damages only the engine core's process, and the engine core's steps do not share an interpreter
 lock with HTTP.

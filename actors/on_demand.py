@@ -41,7 +41,7 @@ class Running(Protocol):
 R = TypeVar("R", bound=Running)
 
 
-class SharedMemory:
+class EngineMemory:
     """The memory of several engines, in bytes: an engine that starts takes its size, and gives it back when
     it has stopped. Engines that start take turns. The least recently used ones stop to make room, first those
     without requests; one with requests finishes them, and new ones wait."""
@@ -104,7 +104,7 @@ class OnDemandEngine(Generic[R]):
         name: str,
         size: int,
         open: Callable[[], AbstractAsyncContextManager[R]],
-        memory: SharedMemory,
+        memory: EngineMemory,
         keep_alive: float | None = None,
     ) -> None:
         self.name = name

@@ -47,32 +47,9 @@ async def open_engine(
     requested ones. Models and adapters on the Hub are downloaded. `on_progress(phase, done, total)` is called
     for each phase, and with bytes while weights load; in one process, from another thread. Raises LoadError.
     """
-    if options.models:
-        raise LoadError("`models` is for `personae serve`; a program opens one engine for each model.")
-    if options.keep_alive is not None or options.models_memory is not None:
-        given = "--models-memory" if options.keep_alive is None else "--keep-alive"
-        raise LoadError(f"{given} needs --model NAME=MODEL.")
-    if options.one_process and options.replicas != ONE_REPLICA:
-        raise LoadError("--one-process has one engine; --replicas needs processes of their own.")
-    if options.spare_process and (options.one_process or options.replicas != ONE_REPLICA or options.ray):
-        raise LoadError(
-            "--spare-process is for one engine in a process of its own on this machine; leave it out with "
-            "--replicas, --ray and --one-process."
-        )
-    if options.nnodes > 1 and (options.replicas != ONE_REPLICA or options.ray is not None):
-        raise LoadError("--nnodes is for one engine; leave it out with --replicas and --ray.")
-    check_machines(options)
-    check_prefill(options.prefill_replicas, options.replicas.least, options.replicas.most)
-    if options.one_process and options.ray is not None:
-        raise LoadError("--one-process has its engine here; --ray has engines on other machines.")
+    _check(options)
     if names_the_hub(options):
         options = await to_thread.run_sync(on_disk, options, abandon_on_cancel=True)
-    for name in ("kv_disk", "kv_remote"):
-        if getattr(options, name) is None and getattr(options, f"{name}_bytes") is not None:
-            given = f"--{name.replace('_', '-')}"
-            raise LoadError(f"{given}-bytes needs {given}.")
-    if options.kv_transfer_backend != "sockets" and not (options.kv_transfer or options.prefill_replicas):
-        raise LoadError(f"--kv-transfer-backend {options.kv_transfer_backend} needs --kv-transfer.")
     if secret is None:
         evicts = options.kv_remote is not None and options.kv_remote.startswith((LMCACHE, MOONCAKE))
         secret, in_store = await kept_secret(options.kv_disk, None if evicts else options.kv_remote)
@@ -83,8 +60,6 @@ async def open_engine(
     if options.prefill_replicas:
         options = replace(options, kv_transfer=True)
     engine_options, recommended = engine_options_of(options, adapter_store, secret)
-    if options.one_process and options.kv_events is not None:
-        raise LoadError("--kv-events needs an engine process; leave out --one-process.")
     if not options.one_process:
         with _publishing(options) as hear:
             keeper = None
@@ -105,6 +80,36 @@ async def open_engine(
         yield Opened(client, *facts, client.lost, client.end_all, client.describe, about, model=model)
     if assembly.engine_spec.tier is not None:
         await to_thread.run_sync(assembly.engine_spec.tier.close)
+
+
+def _check(options: ServeOptions) -> None:
+    """Raises LoadError for options that contradict each other."""
+    if options.models:
+        raise LoadError("`models` is for `personae serve`; a program opens one engine for each model.")
+    if options.keep_alive is not None or options.models_memory is not None:
+        given = "--models-memory" if options.keep_alive is None else "--keep-alive"
+        raise LoadError(f"{given} needs --model NAME=MODEL.")
+    if options.one_process and options.replicas != ONE_REPLICA:
+        raise LoadError("--one-process has one engine; --replicas needs processes of their own.")
+    if options.spare_process and (options.one_process or options.replicas != ONE_REPLICA or options.ray):
+        raise LoadError(
+            "--spare-process is for one engine in a process of its own on this machine; leave it out with "
+            "--replicas, --ray and --one-process."
+        )
+    if options.nnodes > 1 and (options.replicas != ONE_REPLICA or options.ray is not None):
+        raise LoadError("--nnodes is for one engine; leave it out with --replicas and --ray.")
+    check_machines(options)
+    check_prefill(options.prefill_replicas, options.replicas.least, options.replicas.most)
+    if options.one_process and options.ray is not None:
+        raise LoadError("--one-process has its engine here; --ray has engines on other machines.")
+    if options.one_process and options.kv_events is not None:
+        raise LoadError("--kv-events needs an engine process; leave out --one-process.")
+    for name in ("kv_disk", "kv_remote"):
+        if getattr(options, name) is None and getattr(options, f"{name}_bytes") is not None:
+            given = f"--{name.replace('_', '-')}"
+            raise LoadError(f"{given}-bytes needs {given}.")
+    if options.kv_transfer_backend != "sockets" and not (options.kv_transfer or options.prefill_replicas):
+        raise LoadError(f"--kv-transfer-backend {options.kv_transfer_backend} needs --kv-transfer.")
 
 
 def _opened(engine_processes: MultiProcessEngine) -> Opened:

@@ -16,14 +16,13 @@ _BLOCKS = 256  # per file, evenly spaced
 
 class NumericsClass(msgspec.Struct, frozen=True):
     """Everything that decides an engine's numbers: the weights' digest, the formats of weights and KV cache,
-    the instructions, and the number of ranks."""
+    the instructions, and how ranks share the model."""
 
     weights: str = ""
     dtype: str = ""
     quantization: str | None = None
     kv_dtype: str = ""
     instructions: str = ""
-    ranks: int = 1
 
     def differences(self, other: "NumericsClass") -> list[str]:
         """The names of the fields that differ."""

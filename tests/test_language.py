@@ -43,8 +43,7 @@ MODULES = listed("choice")
 CORE = ("actors", "api", "engine", "grammar", "kernels", "lora")
 TWO_MEANINGS = listed("""
     Conversation Copies Driver End Expected Group Head Keep Launch Layout Load LoadAdapter Measured
-    Metadata Outcome Placed Reader Refusal Release Repeat Replica Running Session
-    SharedMemory Spawned Text Tokens Turn
+    Metadata Outcome Placed Reader Refusal Release Repeat Replica Running Session Spawned Text Tokens Turn
 """)
 # These have one meaning in all that is not a test: as a class, and as another name of a type.
 ONE_MEANING = listed("""

@@ -94,7 +94,7 @@ def test_the_figures_are_of_what_was_served(scraped: dict[str, list[Any]]) -> No
     assert value("personae:step_tokens_total") >= 8
     spent = {part: value("personae:step_part_seconds_total", part=part) for part in ("forward", "sample")}
     assert 0 < spent["forward"] <= value("personae:step_seconds_total")
-    for actor in ("personae/front/ingress", "back/scheduler", "personae/front/queue"):
+    for actor in ("personae/frontend/ingress", "core/scheduler", "personae/frontend/queue"):
         assert value("personae:mailbox_depth", actor=actor) == 0
     assert value("personae:ready") == 1
 

@@ -18,7 +18,7 @@ from personae.actors.adapter_folders import adapter_folders
 from personae.actors.cluster.adapter_files import AdapterFiles
 from personae.actors.cluster.contact import Contact
 from personae.actors.cluster.listener import Listener, open_listener
-from personae.actors.cluster.node import weights_digest
+from personae.actors.cluster.node import model_digest
 from personae.actors.cluster.ray_cluster import RayCluster, open_ray
 from personae.actors.cluster.remote_process import RemoteLaunch
 from personae.actors.frontend.engine_process import Progress
@@ -134,6 +134,6 @@ def _source(options: EngineOptions) -> AdapterFiles:
 
 def _weights(options: EngineOptions) -> str:
     try:
-        return weights_digest(options.model)
+        return model_digest(options.model)
     except OSError as error:
         raise LoadError(f"The model at {options.model} can't be read: {error.strerror or error}") from None

@@ -16,7 +16,7 @@ def version() -> str:
     return personae.__version__
 
 
-def weights_digest(model: Path) -> str:
+def model_digest(model: Path) -> str:
     """The digest of a model: the names, sizes and content of its files. Large files are sampled evenly from
     their beginning to their end, which is quick and enough to distinguish two trainings. Raises OSError."""
     total = hashlib.sha256(b"personae weights 1\n")
@@ -49,7 +49,7 @@ def refusal(frontend_version: str, model: str, weights: str) -> str | None:
     if not path.exists():
         return f"there is no model at {model}; every node needs it under the same path."
     try:
-        own = weights_digest(path)
+        own = model_digest(path)
     except OSError as error:
         return f"the model at {model} can't be read: {error.strerror or error}."
     if own != weights:

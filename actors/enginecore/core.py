@@ -77,7 +77,7 @@ LOAD_FAILED = 2  # exit codes
 CRASHED = 1
 WEDGED_SECONDS = 300.0  # after which the kernel ends a process without a frontend whose loop stands still
 
-EXECUTOR = "back/executor"  # the path of the actor, and the name of its thread
+EXECUTOR = "core/executor"  # the path of the actor, and the name of its thread
 
 _FOR_THE_FRONTEND = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
@@ -330,9 +330,9 @@ async def serve(
             log.error("%s %s", incident.path, incident.what, exc_info=incident.error)
             end(CRASHED, incident.error)
 
-    frontend = Port("front")
+    frontend = Port("frontend")
     frontend.is_open = True
-    core = Supervisor("back", strategy="one_for_all", max_restarts=0, report=report)
+    core = Supervisor("core", strategy="one_for_all", max_restarts=0, report=report)
     store, scheduler = spawn_core(
         core, engine_spec, lambda: epoch, frontend, frontend, lambda adapter: frontend, recorder
     )

@@ -68,7 +68,7 @@ class Frontend:
         ready: Callable[[], bool],
         max_live: int,
         window: int,
-        name: str = "front",
+        name: str = "frontend",
     ) -> None:
         self._root = root
         self._supervisor = root.supervisor(name, max_restarts=0)

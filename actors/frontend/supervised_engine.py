@@ -49,7 +49,7 @@ class SupervisedEngine:
         silence_seconds: float | None = None,
         name: str = "",
     ) -> None:
-        self.port = Port("back")
+        self.port = Port("core")
         self.name = name
         self.on_loaded: Callable[[Facts], None] = lambda facts: None
         self._path = ""
@@ -91,11 +91,11 @@ class SupervisedEngine:
 
     def add_to(self, root: Supervisor) -> None:
         """Add it below `root`, which starts it."""
-        name = f"{self.name}/back" if self.name else "back"
+        name = f"{self.name}/core" if self.name else "core"
         self._path = f"{root.path}/{name}"
         # Temporary: when it gives up, the frontend stays and ends the streams with an error.
         core = root.supervisor(name, max_restarts=self._max_restarts, within=WITHIN, restart="temporary")
-        core.spawn("host", self._host)
+        core.spawn("process", self._process)
         self._tree = root, core
 
     async def end(self) -> None:
@@ -127,7 +127,7 @@ class SupervisedEngine:
             self._frontend.lose_engine()
         return True
 
-    def _host(self) -> EngineProcess:
+    def _process(self) -> EngineProcess:
         return EngineProcess(
             self._launch,
             self._options,

@@ -236,7 +236,7 @@ class Ref(Generic[M_contra]):
 
     @property
     def path(self) -> str:
-        """The actor's path in its tree, such as `back/scheduler`."""
+        """The actor's path in its tree, such as `core/scheduler`."""
         return self._mailbox.path
 
     def tell(self, message: M_contra) -> None:

@@ -1,8 +1,8 @@
 """Supervision: starts actors, restarts them when they die, and stops them in order. The strategies are OTP's
 (https://www.erlang.org/doc/system/sup_princ.html).
 
-    async with Supervisor("back", strategy="rest_for_one") as back:
-        greeter = back.spawn("greeter", Greeter)
+    async with Supervisor("core", strategy="rest_for_one") as core:
+        greeter = core.spawn("greeter", Greeter)
         greeter.tell("world")
 
 - `one_for_one` restarts only the dead child. `rest_for_one` also restarts those started after it.

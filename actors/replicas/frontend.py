@@ -193,7 +193,7 @@ class ReplicaFrontend(Frontend):
         self.index = index
         self._dispatcher = dispatcher
         self.latest: ReplicaStats
-        super().__init__(root, ready=ready, max_live=max_live, window=window, name=f"engine-{index}/front")
+        super().__init__(root, ready=ready, max_live=max_live, window=window, name=f"engine-{index}/frontend")
         self.latest = ReplicaStats(step_cost)
 
     def _make_streamer(self) -> Streamer:

@@ -5,9 +5,9 @@ personae               one_for_one, gives up at once
 ├── scaler             adds and removes replicas
 ├── load-scaler        with --replicas MIN:MAX: says how many
 ├── role-chooser       with --prefill-replicas auto: says how many only compute prompts
-├── engine-0/front     as in `in_process.py`
-├── engine-0/back      restarts the engine core when it dies, within its restart intensity
-│   └── host           one epoch of the engine core's process
+├── engine-0/frontend  as in `in_process.py`
+├── engine-0/core      restarts the engine core when it dies, within its restart intensity
+│   └── process        one epoch of the engine core's process
 └── engine-1/...
 
 Each engine has a share of the processor's cores, or a GPU of its own.

@@ -168,7 +168,7 @@ class Faults(Trouble):
         }
 
     def _lose(self, process: SimulatedProcess) -> None:
-        mailbox = self._cells(process)["back/scheduler"].mailbox
+        mailbox = self._cells(process)["core/scheduler"].mailbox
         put = mailbox.put
 
         def lose(message: object, reply: Any = None) -> None:

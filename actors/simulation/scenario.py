@@ -88,7 +88,6 @@ class SimulationReport:
     seconds: float
     requests: int
     tokens: int
-    engine_steps: int
     loop_steps: int
     restarts: int
     outcomes: dict[str, int]

@@ -2,10 +2,8 @@
 
 from collections import Counter, defaultdict
 
-from personae.engine.scheduling.fairness import FairnessKey
+from personae.engine.scheduling.fairness import INPUT_WEIGHT, OUTPUT_WEIGHT, FairnessKey
 from personae.engine.sequence import SequenceLog
-
-INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 
 Pair = tuple[str, str | None]
 """A tenant and an adapter: what fairness compares."""

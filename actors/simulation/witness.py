@@ -16,10 +16,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from personae.actors.simulation.machine import Truth
-from personae.actors.simulation.service import INPUT_WEIGHT, OUTPUT_WEIGHT, ServiceGaps
+from personae.actors.simulation.service import ServiceGaps
 from personae.actors.simulation.trouble import Wrong
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
-from personae.engine.scheduling.fairness import FairnessKey, VirtualTokenCounters
+from personae.engine.scheduling.fairness import (
+    INPUT_WEIGHT,
+    OUTPUT_WEIGHT,
+    FairnessKey,
+    VirtualTokenCounters,
+)
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, LatencyTargets, SequenceLog
 from personae.engine.tiers.tier import Tier
@@ -128,7 +133,7 @@ class WatchedCounters(VirtualTokenCounters):
     batch). Some pairs are followed at any time, each for as long as both wait."""
 
     def __init__(self, layout: MemoryLayout, gaps: ServiceGaps | None = None) -> None:
-        super().__init__(INPUT_WEIGHT, OUTPUT_WEIGHT)
+        super().__init__()
         batch = layout.num_pages * layout.page_size
         self._bound = 2 * max(INPUT_WEIGHT * layout.max_model_len, OUTPUT_WEIGHT * batch)
         self._partner: dict[FairnessKey, FairnessKey] = {}

@@ -185,7 +185,6 @@ class World:
             self.loop.time(),
             sent,
             witness.tokens,
-            witness.steps,
             self.loop.steps,
             sum(engine.epochs - 1 for engine in engines),
             witness.outcomes,
@@ -365,7 +364,7 @@ class World:
             return  # `_note_end` handles why it died
         if isinstance(error, EngineCoreHangs) and self.faults.struck.keys() & HANGS:
             return
-        if isinstance(error, RestartsExhausted) and incident.path.endswith("/back"):
+        if isinstance(error, RestartsExhausted) and incident.path.endswith("/core"):
             return
         self._fail(error)
 

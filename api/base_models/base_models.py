@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 
-from personae.actors.on_demand import OnDemandEngine, SharedMemory
+from personae.actors.on_demand import EngineMemory, OnDemandEngine
 from personae.api.adapters.registry import Registry
 from personae.api.opened import Opened
 from personae.api.options import ServeOptions
@@ -42,7 +42,7 @@ class BaseModels:
     """The bases of a server by their names, the first of which answers where no other is meant. `registry`
     has the adapters of all of them."""
 
-    def __init__(self, bases: list[BaseModel], memory: SharedMemory) -> None:
+    def __init__(self, bases: list[BaseModel], memory: EngineMemory) -> None:
         self.memory = memory
         self._bases = {base.name: base for base in bases}
         self.first = bases[0]

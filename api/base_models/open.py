@@ -9,7 +9,7 @@ from pathlib import Path
 from anyio import to_thread
 
 from personae.actors.frontend.engine_process import Progress
-from personae.actors.on_demand import OnDemandEngine, SharedMemory
+from personae.actors.on_demand import EngineMemory, OnDemandEngine
 from personae.api.base_models.base_models import BaseModel, BaseModels
 from personae.api.base_models.measure import measured
 from personae.api.base_models.names import named_models
@@ -73,7 +73,7 @@ async def open_base_models(
     """
     by_name = options_by_name(options)
     limit = options.models_memory or free_memory()
-    memory = SharedMemory(2**63 if limit is None else limit)
+    memory = EngineMemory(2**63 if limit is None else limit)
     here = [await _on_disk(own) for own in by_name.values()]
     sizes = await measured([engine_options_of(own, adapter_store, secret)[0] for own in here])
     bases: list[BaseModel] = []

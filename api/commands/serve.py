@@ -136,8 +136,8 @@ async def _serve(
     async with AsyncExitStack() as stack:
         tracing, traced = stack.enter_context(tracing_to(options.otlp_traces_endpoint))
         engine: AbstractAsyncContextManager[Opened]
-        lasts = options.data_dir is not None
-        secret = data.secret if lasts else None  # of a folder for this run only: pages outlive it
+        lasting = options.data_dir is not None
+        secret = data.secret if lasting else None  # of a folder for this run only: pages outlive it
         if options.models:
             from personae.api.base_models.open import open_base_models  # one model needs none of it
 
@@ -148,7 +148,7 @@ async def _serve(
                 start_up.begin,
                 adapter_store=data.adapters,
                 secret=secret,
-                engine_folder=data.path / "engines" if lasts else None,
+                engine_folder=data.path / "engines" if lasting else None,
             )
         opened = await stack.enter_async_context(engine)
         start_up.begin("server")
@@ -166,7 +166,6 @@ async def _serve(
 
         settings = serve_settings(options, opened)
         checker = ThreadChecker() if options.one_process else ProcessChecker()
-        lasting = options.data_dir is not None
         with (
             registry_of(opened, data, checker, options.adapter_versions) as registry,
             closing(BatchManager(data, tenants, lasting=lasting)) as batches,

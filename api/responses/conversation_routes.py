@@ -1,7 +1,7 @@
 """`/v1/conversations`, as OpenAI has it."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from anyio import to_thread
@@ -16,7 +16,7 @@ from personae.api.responses.conversations import Conversation, ConversationStore
 from personae.api.responses.items import Item, ItemReference
 from personae.api.responses.kept_items import KeptItem, kept_items
 from personae.api.responses.pages import ItemList, ListItems, item_list, page_of
-from personae.api.responses.request import readable_items
+from personae.api.responses.request import ItemsBody
 from personae.api.wire.metadata import check_metadata
 from personae.api.wire.schema import Body
 from personae.errors import NotFound, RequestError, UnsupportedParameter
@@ -27,24 +27,12 @@ MOST_AT_ONCE = 20
 """Items of one request."""
 
 
-class _WithItems(Body, kw_only=True):
-    """A request that brings items; one without a `type` that has a `role` is a message."""
+class _WithItems(ItemsBody, kw_only=True):
+    """A request that brings items."""
 
     free_form: ClassVar[tuple[str, ...]] = ("items",)
 
     items: list[Item] | None = None
-
-    @classmethod
-    def read(cls, body: bytes, ignored: list[str]) -> Self:
-        """Parse `body`. Raises what msgspec raises."""
-        return cls.of(cls.prepared(msgspec.json.decode(body), ignored))
-
-    @classmethod
-    def prepared(cls, value: Any, ignored: list[str]) -> Any:
-        """See Body."""
-        if isinstance(value, dict) and isinstance(items := value.get("items"), list):
-            return {**value, "items": readable_items(items, "items", ignored)}
-        return value
 
 
 class CreateConversation(_WithItems, kw_only=True):

@@ -72,7 +72,30 @@ Include = Literal[
 ]
 
 
-class ResponsesRequest(Sampling, kw_only=True):
+class ItemsBody(Body, kw_only=True):
+    """A body with items (`input` or `items`) or tools. Optional hosted tools are left out. An item without a
+    `type` that has a `role` is a message."""
+
+    @classmethod
+    def read(cls, body: bytes, ignored: list[str]) -> Self:
+        """Parse `body`. Raises what msgspec raises."""
+        return cls.of(cls.prepared(msgspec.json.decode(body), ignored))
+
+    @classmethod
+    def prepared(cls, value: Any, ignored: list[str]) -> Any:
+        """See Body."""
+        if not isinstance(value, dict):
+            return value
+        readable = {**value}
+        for name in ("input", "items"):
+            if isinstance(items := value.get(name), list):
+                readable[name] = [_readable(item, ignored) for item in _kept(items, name, ignored)]
+        if isinstance(tools := value.get("tools"), list):
+            readable["tools"] = _kept(tools, "tools", ignored)
+        return readable
+
+
+class ResponsesRequest(ItemsBody, Sampling, kw_only=True):
     """`POST /v1/responses`. `input` is the user's text, or the whole conversation."""
 
     free_form: ClassVar[tuple[str, ...]] = (
@@ -131,18 +154,8 @@ class ResponsesRequest(Sampling, kw_only=True):
     service_tier: Any = None
     truncation: Any = None
 
-    @classmethod
-    def read(cls, body: bytes, ignored: list[str]) -> Self:
-        """Parse `body`. Raises what msgspec raises."""
-        return cls.of(cls.prepared(msgspec.json.decode(body), ignored))
 
-    @classmethod
-    def prepared(cls, value: Any, ignored: list[str]) -> Any:
-        """See Body, and `_readable_body`."""
-        return _readable_body(value, ignored)
-
-
-class InputTokensRequest(Body, kw_only=True):
+class InputTokensRequest(ItemsBody, kw_only=True):
     """`POST /v1/responses/input_tokens`: the fields of a response that decide about its prompt, and some that
     clients send with them."""
 
@@ -164,36 +177,10 @@ class InputTokensRequest(Body, kw_only=True):
     personality: Any = None
     truncation: Any = None
 
-    @classmethod
-    def read(cls, body: bytes, ignored: list[str]) -> Self:
-        """Parse `body`. Raises what msgspec raises."""
-        return cls.of(cls.prepared(msgspec.json.decode(body), ignored))
-
-    @classmethod
-    def prepared(cls, value: Any, ignored: list[str]) -> Any:
-        """See Body, and `_readable_body`."""
-        return _readable_body(value, ignored)
-
     def response(self) -> ResponsesRequest:
         """The request for a response with this prompt."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name not in self.unserved}
         return ResponsesRequest(**{**fields, "input": self.input or []})
-
-
-def _readable_body(value: Any, ignored: list[str]) -> Any:
-    """A body without optional hosted tools; an item without a `type` that has a `role` is a message."""
-    if isinstance(value, dict):
-        value = {**value}
-        if isinstance(items := value.get("input"), list):
-            value["input"] = readable_items(items, "input", ignored)
-        if isinstance(tools := value.get("tools"), list):
-            value["tools"] = _kept(tools, "tools", ignored)
-    return value
-
-
-def readable_items(items: list[Any], name: str, ignored: list[str]) -> list[Any]:
-    """The items of a field with their types, without those of optional hosted tools."""
-    return [_readable(item, ignored) for item in _kept(items, name, ignored)]
 
 
 def _kept(entries: list[Any], name: str, ignored: list[str]) -> list[Any]:

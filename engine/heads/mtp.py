@@ -25,7 +25,8 @@ from personae.engine.heads.head import Head
 from personae.engine.kv import KVCache
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.norm import Norm
-from personae.engine.models.decoder import Decoder, Layer
+from personae.engine.models.decoder import Decoder
+from personae.engine.models.layer import Layer
 from personae.engine.quantization.base import Scheme
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.decoder import Weight

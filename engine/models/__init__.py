@@ -1,8 +1,8 @@
 """Model families, one small file each, imported when a checkpoint names their architecture.
 
 A family file has one function, `translate(architecture, fields) -> ModelConfig`, which interprets the
-family's `config.json`. All families share the arithmetic and the tensor names (`decoder.py`). To add a
-family, write its file and add its architecture here.
+family's `config.json`. All families share the arithmetic and the tensor names (`decoder.py`, `layer.py`). To
+add a family, write its file and add its architecture here.
 """
 
 from __future__ import annotations

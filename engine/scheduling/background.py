@@ -16,6 +16,8 @@ from collections.abc import Collection, Iterable
 from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
 from personae.engine.scheduling.step_time import StepCost
 
+SLOWDOWN = 1.2
+
 
 class TieredPolicy:
     """A fairness policy made of two: `background` keys have their turn if no others wait.
@@ -83,7 +85,7 @@ class BackgroundAllowance:
 
     They may have all of them, unless others run or wait, or did so within the last `quiet` steps: then at
     most `limit`. A request that arrives while a step runs has to wait for it, so steps stay short while more
-    requests may come. While others run, the step may also take, on average, at most `slowdown` times as long
+    requests may come. While others run, the step may also take, on average, at most `SLOWDOWN` times as long
     as with them alone; a remainder of less than a row is kept for the next step. `cost` is the time of decode
     rows. While no background sequence runs or waits, only `alone` has to be kept.
     """
@@ -93,13 +95,11 @@ class BackgroundAllowance:
         tokens: int,
         limit: int | None = None,
         quiet: int = 256,
-        slowdown: float = 1.2,
         cost: StepCost | None = None,
     ) -> None:
         self._tokens = tokens
         self._limit = max(tokens // 64, 1) if limit is None else limit
         self._quiet = quiet
-        self._slowdown = slowdown
         self.alone = quiet  # steps since others were present
         self.cost = cost or StepCost()
         self._remainder = 0.0
@@ -121,4 +121,4 @@ class BackgroundAllowance:
         self._remainder = min(max(self._remainder + self._room(running) - spent, 0.0), 1.0) if others else 0.0
 
     def _room(self, running: int) -> float:
-        return min(self.cost.room(max(running, 1), self._slowdown), self._limit)
+        return min(self.cost.room(max(running, 1), SLOWDOWN), self._limit)

@@ -9,6 +9,8 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import NamedTuple, Protocol
 
+INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0  # of tokens
+
 
 class FairnessKey(NamedTuple):
     """Tenant, adapter digest (None: the base model), whether its sequences are background, and the tenant's
@@ -51,24 +53,18 @@ class VirtualTokenCounters:
     """The least served key goes next: VTC of Sheng et al., "Fairness in Serving Large Language Models", OSDI
     2024.
 
-    Each key has a counter of weighted tokens: (`input_weight` * inputs + `output_weight` * outputs) /
+    Each key has a counter of weighted tokens: (`INPUT_WEIGHT` * inputs + `OUTPUT_WEIGHT` * outputs) /
     `key.weight`. Inputs count at admission, outputs as they come. A key that begins to wait is lifted to the
     smallest counter of the waiting keys (or of the last one that waited), so that idle time earns no credit.
-    While two keys both wait, the weighted service that they get differs by at most 2 * max(input_weight *
-    longest input, output_weight * tokens in a batch), both divided by the smaller of their weights.
+    While two keys both wait, the weighted service that they get differs by at most 2 * max(INPUT_WEIGHT *
+    longest input, OUTPUT_WEIGHT * tokens in a batch), both divided by the smaller of their weights.
 
     Inputs from the prefix cache do not count, because they cost nothing; this only tightens the bound. The
     counter of a key without sequences is dropped once it is at or below the smallest waiting counter, because
     it would be lifted anyway.
     """
 
-    def __init__(
-        self,
-        input_weight: float = 1.0,
-        output_weight: float = 2.0,
-    ) -> None:
-        self._input_weight = input_weight
-        self._output_weight = output_weight
+    def __init__(self) -> None:
         self._counters: dict[FairnessKey, float] = {}
         self._heads: dict[FairnessKey, int] = {}
         self._heap: list[tuple[float, int, FairnessKey]] = []  # may lag behind `_counters`, which only grow
@@ -125,7 +121,7 @@ class VirtualTokenCounters:
 
     def charge(self, key: FairnessKey, input_tokens: int, output_tokens: int) -> None:
         """Add to the key's counter."""
-        cost = self._input_weight * input_tokens + self._output_weight * output_tokens
+        cost = INPUT_WEIGHT * input_tokens + OUTPUT_WEIGHT * output_tokens
         self._counters[key] += cost / key.weight
 
     def forget(self, key: FairnessKey) -> None:

@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -242,9 +242,10 @@ def _accepts_reordered(grammar: BoundGrammar, vocabulary: Vocabulary, encode: En
     return any(state.accept(vocabulary.stop_ids[0]) for state in written(grammar.matcher(), instance))
 
 
-def byte_vocabulary() -> Vocabulary:
-    """One token per byte, and a stop token: enough to test what a grammar accepts."""
-    return Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (256,), {})
+def byte_vocabulary(words: Sequence[str] = ()) -> Vocabulary:
+    """One token per byte, one per word, and a stop token: enough to test what a grammar accepts."""
+    tokens = (*(bytes([byte]) for byte in range(256)), *(word.encode() for word in words), b"")
+    return Vocabulary(tokens, (len(tokens) - 1,), {})
 
 
 def read_tokenizer(path: Path) -> Tokenizer:

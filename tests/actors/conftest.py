@@ -17,17 +17,11 @@ def single_threaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
-    from crash_harness import NAMES  # PEFT and transformers, which most tests here do without
-    from tiny_adapters import ZOO, make_adapter_folder
+    from crash_harness import with_adapters  # PEFT and transformers, which most tests here do without
     from tiny_models import model_folder
 
-    base = model_folder("qwen3")
     root = tmp_path_factory.mktemp("adapters")
-    for name in NAMES[:-1]:
-        make_adapter_folder(root / name, base, **ZOO[name])
-    return EngineOptions(
-        base, (root,), device="cpu", dtype="float32", max_seqs=8, max_batch_tokens=64, kv_memory=2**22
-    )
+    return with_adapters(root, model_folder("qwen3"), max_seqs=8, kv_memory=2**22)
 
 
 @pytest.fixture

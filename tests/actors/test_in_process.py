@@ -16,7 +16,7 @@ from engine_harness import Played
 from msgspec.structs import replace as changed
 from patience import PATIENCE, soon
 from recording_engine import noting, steps_between
-from tiny_adapters import ZOO, make_adapter_folder
+from tiny_adapters import ZOO, make_zoo
 from tiny_models import VOCAB, model_folder
 from virtual_clock import real_clock
 
@@ -52,8 +52,7 @@ SCHEMA = {
 def assembly(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
     base = model_folder("qwen3")
     root = tmp_path_factory.mktemp("adapters")
-    for name in NAMES[:-1]:
-        make_adapter_folder(root / name, base, **ZOO[name])
+    make_zoo(root, base, NAMES)
     options = EngineOptions(
         base, (root,), device="cpu", dtype="float32", max_seqs=8, max_batch_tokens=64, kv_memory=2**22
     )

@@ -12,7 +12,7 @@ import pytest
 from virtual_clock import virtual_clock
 
 from personae.actors import on_demand
-from personae.actors.on_demand import OnDemandEngine, SharedMemory
+from personae.actors.on_demand import EngineMemory, OnDemandEngine
 from personae.errors import LoadError, Overloaded
 
 pytestmark = virtual_clock
@@ -49,7 +49,7 @@ class Model:
 class Engines:
     """Some engines by name, and what happens to them."""
 
-    memory: SharedMemory
+    memory: EngineMemory
     models: dict[str, Model]
     engines: dict[str, OnDemandEngine[Model]]
     events: list[str]
@@ -64,7 +64,7 @@ class Engines:
 async def engines(
     limit: int, sizes: dict[str, int], keep_alive: float | None = None
 ) -> AsyncIterator[Engines]:
-    memory, events = SharedMemory(limit), list[str]()
+    memory, events = EngineMemory(limit), list[str]()
     models = {name: Model(name, events) for name in sizes}
     made = {
         name: OnDemandEngine(name, size, models[name].open, memory, keep_alive)

@@ -7,7 +7,7 @@ import asgi
 import pytest
 from fake_engine import FakeEngine, byte_tokenizer
 from live_server import serving
-from openai import OpenAI
+from openai_client import openai_client
 from starlette.applications import Starlette
 from tool_chat import TAGS, TEMPLATE, TIME, call
 
@@ -113,7 +113,7 @@ def test_the_openai_package_reads_custom_calls_and_sends_results_back(engine: Fa
     messages: list[Any] = [USER]
     with (
         serving(create_app(engine)) as address,
-        OpenAI(base_url=f"{address}/v1", api_key="none", _strict_response_validation=True) as client,
+        openai_client(address) as client,
     ):
         answer = client.chat.completions.create(model="base", messages=messages, tools=tools)
         message = answer.choices[0].message

@@ -9,6 +9,7 @@ import pytest
 from fake_engine import FakeEngine, byte_tokenizer
 from live_server import serving
 from openai import OpenAI
+from openai_client import openai_client
 from pydantic import BaseModel, field_validator
 from tool_chat import TAGS, TEMPLATE, call
 
@@ -37,10 +38,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def client(engine: FakeEngine) -> Iterator[OpenAI]:
-    with (
-        serving(create_app(engine)) as address,
-        OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
-    ):
+    with serving(create_app(engine)) as address, openai_client(address) as client:
         yield client
 
 

@@ -93,6 +93,12 @@ async def test_an_answer_in_chunks_is_not_given_whole_in_its_place(engine) -> No
         ({"nnodes": 2, "pipeline_parallel_size": 2, "ray": "auto"}, "--nnodes is for one engine"),
         ({"dist_init_addr": "here"}, "'here' is not HOST:PORT"),
         ({"model": "acme/poet"}, "acme/poet is not complete in the cache"),
+        ({"model": "acme/poet", "kv_disk_bytes": 2**30}, "--kv-disk-bytes needs --kv-disk"),
+        ({"model": "acme/poet", "kv_transfer_backend": "nixl"}, "nixl needs --kv-transfer"),
+        (
+            {"model": "acme/poet", "one_process": True, "kv_events": "tcp://127.0.0.1:5557"},
+            "--kv-events needs an engine process",
+        ),
     ],
 )
 async def test_a_wrong_option_is_told_before_anything_is_loaded(options: dict[str, str], said: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 from fake_engine import FakeEngine
 from live_server import serving
 from openai import OpenAI
+from openai_client import openai_client
 from pydantic import BaseModel
 
 from personae.api.app import create_app
@@ -28,9 +29,7 @@ def address(engine: FakeEngine) -> Iterator[str]:
 
 @pytest.fixture
 def client(address: str, engine: FakeEngine) -> Iterator[OpenAI]:
-    with OpenAI(
-        base_url=f"{address}/v1", api_key="none", max_retries=0, _strict_response_validation=True
-    ) as client:
+    with openai_client(address) as client:
         yield client
     engine.answer, engine.refuse, engine.fail_after = "Hello, world!", None, None
 

@@ -197,9 +197,9 @@ async def test_metrics_show_the_engine_at_the_moment_of_the_scrape(engine: FakeE
         adapter_waiting={"c" * 64: 1, "d" * 64: 1, "mix:" + "d" * 64 + "*0.5": 1},
         page_size=16,
         actors=(
-            Gauge("back/executor", "busy", 2, 100, 0.25, 7, 1),
-            Gauge("front/queue/0-poet", "idle", 3, 100, 0.5, 7, 0),
-            Gauge("front/queue/1-clerk", "idle", 4, 100, 0.75, 7, 0),
+            Gauge("core/executor", "busy", 2, 100, 0.25, 7, 1),
+            Gauge("frontend/queue/0-poet", "idle", 3, 100, 0.5, 7, 0),
+            Gauge("frontend/queue/1-clerk", "idle", 4, 100, 0.75, 7, 0),
         ),
     )
     seen = await scrape(app)
@@ -210,11 +210,11 @@ async def test_metrics_show_the_engine_at_the_moment_of_the_scrape(engine: FakeE
     assert seen["vllm:prefix_cache_queries_total", base] == 100
     assert seen["vllm:prefix_cache_hits_total", base] == 60
     assert seen["vllm:num_preemptions_total", base] == 1
-    assert seen["personae:mailbox_depth", labels(actor="back/executor")] == 2
-    assert seen["personae:mailbox_oldest_seconds", labels(actor="back/executor")] == 0.25
-    assert seen["personae:actor_restarts_total", labels(actor="back/executor")] == 1
-    assert seen["personae:mailbox_depth", labels(actor="front/queue")] == 7
-    assert seen["personae:mailbox_oldest_seconds", labels(actor="front/queue")] == 0.75
+    assert seen["personae:mailbox_depth", labels(actor="core/executor")] == 2
+    assert seen["personae:mailbox_oldest_seconds", labels(actor="core/executor")] == 0.25
+    assert seen["personae:actor_restarts_total", labels(actor="core/executor")] == 1
+    assert seen["personae:mailbox_depth", labels(actor="frontend/queue")] == 7
+    assert seen["personae:mailbox_oldest_seconds", labels(actor="frontend/queue")] == 0.75
     assert seen["personae:step_part_seconds_total", labels(part="forward")] == 1.5
     assert seen["vllm:cache_config_info", labels(block_size="16", num_gpu_blocks="10")] == 1
     waiting = "cccccccccccc,mix,team/pirate"

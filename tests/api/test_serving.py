@@ -18,7 +18,7 @@ from hf import hf_logits, hf_model
 from patience import PATIENCE, eventually
 from peft import PeftModel
 from real_server import Running, running
-from tiny_adapters import ZOO, make_adapter_folder
+from tiny_adapters import make_zoo
 from tiny_models import VOCAB, model_folder
 
 from personae.actors.frontend.inbox import Inbox
@@ -48,8 +48,7 @@ def base() -> Path:
 
 @pytest.fixture(scope="module")
 def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("adapters")
-    return {name: make_adapter_folder(root / name, base, **options) for name, options in ZOO.items()}
+    return make_zoo(tmp_path_factory.mktemp("adapters"), base)
 
 
 @pytest.fixture(scope="module")

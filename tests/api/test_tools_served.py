@@ -12,6 +12,7 @@ import pytest
 from fake_engine import FakeEngine, byte_tokenizer
 from live_server import serving
 from openai import OpenAI
+from openai_client import openai_client
 from patience import PATIENCE
 from pydantic import BaseModel
 from real_server import Running, running
@@ -151,12 +152,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture(scope="module")
 def client(engine: FakeEngine) -> Iterator[OpenAI]:
-    with (
-        serving(create_app(engine)) as address,
-        OpenAI(
-            base_url=f"{address}/v1", api_key="none", max_retries=0, _strict_response_validation=True
-        ) as client,
-    ):
+    with serving(create_app(engine)) as address, openai_client(address) as client:
         yield client
 
 

@@ -109,7 +109,12 @@ def test_a_killed_back_is_a_pause_and_sigterm_lets_answers_finish_and_refuses_ot
         assert last.text() == calm
         server.end(0)
         delivered = server.errors
-        for actor in ("personae/front/ingress", "personae/back/host", "back/executor", "back/scheduler"):
+        for actor in (
+            "personae/frontend/ingress",
+            "personae/core/process",
+            "core/executor",
+            "core/scheduler",
+        ):
             assert re.search(rf"^{actor} +(idle|busy) +\d+/\d+ ", delivered, re.MULTILINE), (
                 "SIGUSR1 shows every actor"
             )

@@ -7,7 +7,7 @@ import torch
 from engine_harness import EngineHarness, Played
 from late_copies import LateCopies, LateEvent
 from recorded_graphs import RecordedGraphs
-from tiny_adapters import ZOO, make_adapter_folder
+from tiny_adapters import make_adapter_folder, make_zoo
 from tiny_models import model_folder
 
 from personae.kernels import registry
@@ -26,8 +26,7 @@ def base() -> Path:
 
 @pytest.fixture(scope="module")
 def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("adapters")
-    return {name: make_adapter_folder(root / name, base, **ZOO[name]) for name in NAMES}
+    return make_zoo(tmp_path_factory.mktemp("adapters"), base, NAMES)
 
 
 def poison(harness: EngineHarness) -> None:

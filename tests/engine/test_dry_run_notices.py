@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 from dry_engine import DryEngine  # noqa: E402  # below the mark, which says what they need
 from paper_gpu import Late, Mistake, PaperGpu  # noqa: E402
 from paper_gpu.machine import StreamPosition  # noqa: E402
-from tiny_adapters import ZOO, make_adapter_folder  # noqa: E402
+from tiny_adapters import make_zoo  # noqa: E402
 from tiny_models import model_folder  # noqa: E402
 
 from personae.actors import assembly  # noqa: E402
@@ -46,8 +46,7 @@ def base() -> Path:
 @pytest.fixture(scope="module")
 def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("adapters")
-    for name in NAMES:
-        make_adapter_folder(root / name, base, **ZOO[name])
+    make_zoo(root, base, NAMES)
     return root
 
 

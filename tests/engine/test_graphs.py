@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from recorded_graphs import REFUSED, RecordedGraphs, Recording, storage
-from tiny_adapters import ZOO, make_adapter_folder
+from tiny_adapters import make_adapter_folder, make_zoo
 from tiny_models import model_folder
 
 from personae.engine.config_file import read_config
@@ -40,8 +40,7 @@ def base() -> Path:
 
 @pytest.fixture(scope="module")
 def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("adapters")
-    return {name: make_adapter_folder(root / name, base, **ZOO[name]) for name in RANKS_ALONE}
+    return make_zoo(tmp_path_factory.mktemp("adapters"), base, RANKS_ALONE)
 
 
 @pytest.fixture

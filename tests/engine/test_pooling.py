@@ -10,7 +10,7 @@ import torch
 from engine_harness import EngineHarness
 from hf import hf_model
 from peft import PeftModel
-from tiny_adapters import ZOO, make_adapter_folder
+from tiny_adapters import make_zoo
 from tiny_models import VOCAB, model_folder
 
 from personae.engine.observer import PromptObserver
@@ -32,8 +32,7 @@ def base() -> Path:
 
 @pytest.fixture(scope="module")
 def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("adapters")
-    return {name: make_adapter_folder(root / name, base, **ZOO[name]) for name in ADAPTERS if name}
+    return make_zoo(tmp_path_factory.mktemp("adapters"), base, ADAPTERS)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine_harness import EngineHarness, Played
 from recorded_graphs import RecordedGraphs, storage
-from tiny_adapters import ZOO, make_adapter_folder
+from tiny_adapters import make_zoo
 from tiny_models import model_folder
 
 from personae.engine.worker import prefill_graphs
@@ -24,8 +24,7 @@ def base() -> Path:
 
 @pytest.fixture(scope="module")
 def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("adapters")
-    return {name: make_adapter_folder(root / name, base, **ZOO[name]) for name in NAMES}
+    return make_zoo(tmp_path_factory.mktemp("adapters"), base, NAMES)
 
 
 @pytest.fixture

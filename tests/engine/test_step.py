@@ -9,7 +9,7 @@ from engine_harness import EngineHarness, Played
 from hf import hf_greedy, hf_logits, hf_model
 from msgspec.structs import replace
 from peft import PeftModel
-from tiny_adapters import ZOO, make_adapter_folder
+from tiny_adapters import ZOO, make_zoo
 from tiny_models import VOCAB, model_folder
 
 LENGTHS = [1, 2, 15, 16, 17, 33, 64, 150, 300]
@@ -26,8 +26,7 @@ def base() -> Path:
 
 @pytest.fixture(scope="module")
 def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("adapters")
-    return {name: make_adapter_folder(root / name, base, **options) for name, options in ZOO.items()}
+    return make_zoo(tmp_path_factory.mktemp("adapters"), base)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ def peft(base: Path, adapters: dict[str, Path]) -> dict[str | None, object]:
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_eight_different_adapters_and_the_base_in_one_batch_continue_as_in_peft(family, tmp_path) -> None:
     folder = model_folder(family)
-    made = {name: make_adapter_folder(tmp_path / name, folder, **options) for name, options in ZOO.items()}
+    made = make_zoo(tmp_path, folder)
     harness = EngineHarness(folder, made)
     cast = [*ZOO, None]
     logs = [

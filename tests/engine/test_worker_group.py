@@ -7,7 +7,7 @@ import pytest
 import torch
 from bundled import CHOICE, OBJECT, PROMPT, harness, tokenizer
 from engine_harness import EngineHarness, Played
-from tiny_adapters import ZOO, make_adapter_folder
+from tiny_adapters import make_zoo
 from tiny_models import model_folder
 
 from personae.engine.speculation.policy import Always
@@ -54,8 +54,7 @@ def test_another_rank_has_the_first_ones_cache_and_tokens_whatever_a_step_may_ho
 
 def test_adapters_are_loaded_by_every_rank_from_their_source(tmp_path: Path) -> None:
     base = model_folder("qwen3")
-    names = ("rank-8-attention", "rank-64")
-    folders = {name: make_adapter_folder(tmp_path / name, base, **ZOO[name]) for name in names}
+    folders = make_zoo(tmp_path, base, ("rank-8-attention", "rank-64"))
     alone, group = EngineHarness(base, folders), EngineHarness(base, folders, ranks=2)
     for rank in group.ranks:
         for digest in group.digests.values():
@@ -65,7 +64,7 @@ def test_adapters_are_loaded_by_every_rank_from_their_source(tmp_path: Path) -> 
         ticket = worker.load_adapter(digest, AdapterSource(()))
         assert (ticket.digest, ticket.missing) == (digest, 0)
         assert finished(ticket.pieces()) is None
-    asked = [(name, [4, *range(5, 20)], name) for name in names]
+    asked = [(name, [4, *range(5, 20)], name) for name in folders]
     found = [made.play([made.log(*one, max_tokens=9) for one in asked]) for made in (alone, group)]
     assert found[0] == found[1]
     assert same_state(group)

@@ -9,8 +9,8 @@ from patience import eventually
 from personae.evals.floods import FLOODS
 from personae.evals.neighbours import FloodFindings, sandbox_processes
 from personae.evals.slow_grammars import Seen
+from personae.evals.suites.maskbench import byte_vocabulary
 from personae.grammar.sandbox.forkserver import Sandbox
-from personae.grammar.vocabulary import Vocabulary
 
 _OTHERWISE = [name for name, flood in FLOODS.items() if flood.body(1) != flood.body(2)]
 
@@ -35,7 +35,7 @@ def test_a_row_has_both_times_their_ratio_and_the_memory() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_only_the_processes_of_one_server_are_disturbed() -> None:
-    sandbox = Sandbox(Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (256,), {}))
+    sandbox = Sandbox(byte_vocabulary())
     sandbox.start()
     assert sandbox._process is not None
     server = sandbox._process.pid

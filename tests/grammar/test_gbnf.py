@@ -3,14 +3,14 @@
 import pytest
 
 from personae.errors import GrammarError
+from personae.evals.suites.maskbench import byte_vocabulary
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.gbnf import GbnfError, read_gbnf
 from personae.grammar.spec import GrammarSpec
-from personae.grammar.vocabulary import Vocabulary
 
 END = 256
-VOCABULARY = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (END,), {})
+VOCABULARY = byte_vocabulary()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_adapters import ZOO, lora_shapes, make_adapter, make_adapter_folder, tiny_config
+from tiny_adapters import ZOO, lora_shapes, make_adapter, make_zoo, tiny_config
 
 from personae.kernels.sgmv import WorkList
 from personae.lora.context import LoraContext
@@ -41,9 +41,7 @@ def test_neighbouring_rows_of_one_adapter_are_one_segment(
 
 def test_a_batch_of_all_adapters_and_the_base_gets_the_updates_that_peft_computes(tmp_path: Path) -> None:
     names = list(ZOO)
-    adapters = [
-        read_adapter(make_adapter_folder(tmp_path / name, BASE, **ZOO[name]), SHAPES) for name in names
-    ]
+    adapters = [read_adapter(folder, SHAPES) for folder in make_zoo(tmp_path, BASE).values()]
     models = [make_adapter(BASE, **ZOO[name]) for name in names]
     pool = LoraPool(SHAPES, capacity_rows=192, max_adapters=8, dtype=torch.float32, device=CPU)
     slots: list[int | None] = [pool.load(adapter) for adapter in adapters]
@@ -78,8 +76,8 @@ def test_a_batch_of_all_adapters_and_the_base_gets_the_updates_that_peft_compute
 
 def test_a_slot_that_changed_hands_serves_its_new_adapter_alone(tmp_path: Path) -> None:
     first, second = (
-        read_adapter(make_adapter_folder(tmp_path / name, BASE, **ZOO[name]), SHAPES)
-        for name in ("rank-64", "rank-8-attention")
+        read_adapter(folder, SHAPES)
+        for folder in make_zoo(tmp_path, BASE, ("rank-64", "rank-8-attention")).values()
     )
     pool = LoraPool(SHAPES, capacity_rows=64, max_adapters=1, dtype=torch.float32, device=CPU)
     assert pool.load(first) == pool.load(second) == 0

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from engine_harness import Played
 from msgspec.structs import replace
-from tiny_adapters import ZOO, make_adapter_folder
+from tiny_adapters import ZOO, make_zoo
 from tiny_models import VOCAB
 
 from personae.actors.client import EngineClient
@@ -31,8 +31,7 @@ SCHEMA = {
 
 def with_adapters(folder: Path, base: Path, *, max_seqs: int, kv_memory: int) -> EngineOptions:
     """A small engine of a base with the adapters of `NAMES`, which are made in the folder."""
-    for name in NAMES[:-1]:
-        make_adapter_folder(folder / name, base, **ZOO[name])
+    make_zoo(folder, base, NAMES)
     return EngineOptions(
         base,
         (folder,),

@@ -1,6 +1,8 @@
-"""Makes the tiny quantized checkpoints of tests/data/checkpoints, each with the tool that people use.
+"""Makes the tiny quantized checkpoints of tests/data/checkpoints.tar.xz, each with the tool that people use.
 
+    tar -xf tests/data/checkpoints.tar.xz -C OUT
     PYTHON make_quantized.py OUT [NAME...]
+    tar --sort=name --owner=0 --group=0 --mtime=@0 -C OUT -c . | xz -9e > tests/data/checkpoints.tar.xz
 
 PYTHON has the product's packages and the tools below; it runs on a CPU, a few seconds to a minute for each.
 `expected.json` beside each checkpoint has the SHA-256 of every matrix as the tool itself dequantizes it: of

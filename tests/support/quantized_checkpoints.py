@@ -1,8 +1,10 @@
-"""The tiny checkpoints of tests/data/checkpoints, which the tools themselves have quantized
+"""The tiny checkpoints of tests/data/checkpoints.tar.xz, which the tools themselves have quantized
 (`tests/support/make_quantized.py`), and the same models with plain weights."""
 
+import atexit
 import json
 import shutil
+import tarfile
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -12,7 +14,10 @@ from safetensors.torch import save_file
 
 from personae.engine.checkpoints.huggingface import Folder
 
-DATA = Path(__file__).parents[1] / "data" / "checkpoints"
+DATA = Path(tempfile.mkdtemp(prefix="personae-checkpoints-"))
+atexit.register(shutil.rmtree, DATA, ignore_errors=True)
+with tarfile.open(Path(__file__).parents[1] / "data" / "checkpoints.tar.xz") as archive:
+    archive.extractall(DATA, filter="data")
 NAMES = sorted(folder.name for folder in DATA.iterdir())
 
 

@@ -8,7 +8,7 @@ adapters have an effect.
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -130,7 +130,7 @@ def make_adapter_folder(path: Path, base: Base, **options: Any) -> Path:
     return path
 
 
-# Eight adapters that differ in everything that may differ: `make_adapter_folder(path, base, **ZOO[name])`.
+# Eight adapters that differ in everything that may differ: `make_zoo(path, base)`.
 ZOO: dict[str, dict[str, Any]] = {
     "rank-1": {"rank": 1, "seed": 1},
     "rank-8-attention": {"rank": 8, "targets": ("q_proj", "k_proj", "v_proj", "o_proj"), "seed": 2},
@@ -158,3 +158,8 @@ ZOO: dict[str, dict[str, Any]] = {
     },
     "last-layer": {"rank": 32, "targets": ("o_proj", "down_proj"), "layers": (1,), "seed": 8},
 }
+
+
+def make_zoo(path: Path, base: Base, names: Iterable[str | None] = ZOO) -> dict[str, Path]:
+    """The folders, below `path`, of these adapters of the zoo, by name. None, the base, has none."""
+    return {name: make_adapter_folder(path / name, base, **ZOO[name]) for name in names if name is not None}

@@ -34,7 +34,8 @@ def missing() -> list[str]:
 def engine_answers(device: Literal["cpu", "cuda"], model: Path, adapters: Path) -> Answers:
     """Tokens by name, of sequences that run together: prompts of all lengths, each of the adapters, and
     answers bound by a schema. Step N + 1 is launched before the tokens of step N are read."""
-    from personae.actors.assembly import BegunCompiler, assemble
+    from personae.actors.assembly import assemble
+    from personae.actors.compiler_builder import BegunCompiler
     from personae.actors.options import EngineOptions
     from personae.engine.launched import LaunchedStep
     from personae.engine.params import SamplingParams

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import personae
-from personae.actors.cluster.node import refusal, weights_digest
+from personae.actors.cluster.node import model_digest, refusal
 
 
 def write(folder: Path, weights: bytes = b"w" * (20 * 2**20)) -> Path:
@@ -19,12 +19,12 @@ def write(folder: Path, weights: bytes = b"w" * (20 * 2**20)) -> Path:
 def test_a_node_with_the_same_version_and_model_refuses_nothing(tmp_path) -> None:
     here, model = write(tmp_path / "here"), write(tmp_path / "model")
     (model / "README.md").write_text("what is no weight does not matter")
-    assert refusal(personae.__version__, str(model), weights_digest(here)) is None
+    assert refusal(personae.__version__, str(model), model_digest(here)) is None
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_other_weights_another_tokenizer_or_another_configuration_are_refused(tmp_path, name: str) -> None:
-    digest = weights_digest(write(tmp_path / "here"))
+    digest = model_digest(write(tmp_path / "here"))
     model = write(tmp_path / "model")
     (model / name).write_bytes((model / name).read_bytes()[:-1] + b"x")
     reason = refusal(personae.__version__, str(model), digest)
@@ -34,7 +34,7 @@ def test_other_weights_another_tokenizer_or_another_configuration_are_refused(tm
 def test_training_that_changes_a_large_file_everywhere_changes_its_digest(tmp_path) -> None:
     here = write(tmp_path / "here", bytes(64 * 2**20))
     model = write(tmp_path / "model", b"\0" * (8 * 2**20) + b"\1" * (8 * 2**20) + b"\0" * (48 * 2**20))
-    assert weights_digest(here) != weights_digest(model)
+    assert model_digest(here) != model_digest(model)
 
 
 def test_a_model_that_is_not_there_is_refused_with_its_path(tmp_path) -> None:
@@ -53,6 +53,6 @@ def test_a_gguf_file_is_known_by_its_content_not_by_its_name(tmp_path) -> None:
     one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
     one.write_bytes(b"GGUF" * 100)
     two.write_bytes(b"GGUF" * 100)
-    assert weights_digest(one) == weights_digest(two)
+    assert model_digest(one) == model_digest(two)
     two.write_bytes(b"GGUF" * 101)
-    assert weights_digest(one) != weights_digest(two)
+    assert model_digest(one) != model_digest(two)

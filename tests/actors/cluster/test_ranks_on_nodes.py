@@ -65,7 +65,7 @@ async def test_ranks_lie_on_nodes_as_ray_was_told_and_a_node_of_theirs_that_dies
 
         two = replace(options, pipeline_parallel_size=2)
         with monkeypatch.context() as wrong:
-            wrong.setattr(launch, "weights_digest", lambda model: "0" * 64)
+            wrong.setattr(launch, "model_digest", lambda model: "0" * 64)
             with pytest.raises(LoadError, match=r"^Node 127\.0\.0\.\d+ \(.*\): the model at .* is not the"):
                 async with open_cluster(two, cluster, 1):
                     raise AssertionError("not reached")

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from crash_harness import NAMES, mixed, play_all, same, with_adapters
 from patience import PATIENCE, soon
-from tiny_adapters import ZOO, make_adapter_folder
+from tiny_adapters import make_zoo
 from tiny_models import model_folder
 
 from personae.actors.adapter_folders import adapter_folders
@@ -18,7 +18,7 @@ from personae.actors.cluster.adapter_files import AdapterFiles
 from personae.actors.cluster.contact import Contact
 from personae.actors.cluster.launch import RaySource, open_cluster
 from personae.actors.cluster.listener import open_listener
-from personae.actors.cluster.node import weights_digest
+from personae.actors.cluster.node import model_digest
 from personae.actors.cluster.ray_cluster import open_ray
 from personae.actors.frontend.engine_process import EngineProcess
 from personae.actors.options import ClusterOptions, EngineOptions
@@ -59,8 +59,7 @@ async def test_ray_starts_an_engine_that_survives_its_death_and_a_node_refuses_w
     tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = model_folder("qwen3")
-    for name in NAMES[:-1]:
-        make_adapter_folder(tmp_path / "adapters" / name, base, **ZOO[name])
+    make_zoo(tmp_path / "adapters", base, NAMES)
     source = AdapterFiles(adapter_folders((tmp_path / "adapters",), ()), None)
     options = EngineOptions(
         base, device="cpu", dtype="float32", max_seqs=8, max_batch_tokens=64, kv_memory=2**22
@@ -75,7 +74,7 @@ async def test_ray_starts_an_engine_that_survives_its_death_and_a_node_refuses_w
     monkeypatch.setattr(EngineProcess, "_load", noted)
     terms = Contact(cache=str(tmp_path / "cache"))
     async with (
-        open_ray("local", None, 1, 1.0, 0.0, base, weights_digest(base)) as ray,
+        open_ray("local", None, 1, 1.0, 0.0, base, model_digest(base)) as ray,
         open_listener(ray.host) as listener,
     ):
         ray.admit = listener.admit

@@ -17,7 +17,7 @@ from crash_harness import NAMES, mixed, play, play_all, same
 from engine_harness import Played
 from patience import PATIENCE, soon
 from patient_engine import PATIENT
-from tiny_adapters import ZOO, make_adapter_folder
+from tiny_adapters import ZOO, make_adapter_folder, make_zoo
 from tiny_models import VOCAB, model_folder
 
 from personae.actors.adapter_folders import adapter_folders
@@ -89,8 +89,7 @@ async def test_streams_survive_the_death_of_a_remote_engine_and_uploads_reach_it
         for module in ("listener", "dial"):
             monkeypatch.setattr(f"personae.actors.cluster.{module}.is_loopback", lambda host: False)
     base = model_folder("qwen3")
-    for name in NAMES[:-1]:
-        make_adapter_folder(tmp_path / "adapters" / name, base, **ZOO[name])
+    make_zoo(tmp_path / "adapters", base, NAMES)
     source = AdapterFiles(adapter_folders((tmp_path / "adapters",), ()), tmp_path / "store")
     later = tmp_path / "later"
     make_adapter_folder(later / "one", base, **ZOO[list(ZOO)[2]])

@@ -87,7 +87,11 @@ async def test_every_replica_has_its_own_figures_and_the_engine_shows_their_sum(
         assert stats.counters.steps == sum(each.counters.steps for each in stats.replicas.values())
         assert stats.pages_total == sum(each.pages_total for each in stats.replicas.values())
         paths = {gauge.path for gauge in stats.actors}
-        assert {"personae/dispatcher", "personae/engine-1/front/streamer", "engine-0/back/executor"} <= paths
+        assert {
+            "personae/dispatcher",
+            "personae/engine-1/frontend/streamer",
+            "engine-0/core/executor",
+        } <= paths
 
 
 async def test_no_engine_runs_while_nobody_asks_and_a_request_waits_for_one(

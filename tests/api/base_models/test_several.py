@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from uploads import BOUNDS, CONFIG, config, upload, whole
 
 from personae.actors.client import ModelCard
-from personae.actors.on_demand import OnDemandEngine, SharedMemory
+from personae.actors.on_demand import EngineMemory, OnDemandEngine
 from personae.api.adapters.registry import Registry
 from personae.api.app import create_app
 from personae.api.base_models.base_models import BaseModel, BaseModels
@@ -87,7 +87,7 @@ class Server:
 
 @asynccontextmanager
 async def server(path: Path, limit: int = 6, keep_alive: float | None = None) -> AsyncIterator[Server]:
-    memory, failures = SharedMemory(limit), dict[str, Exception]()
+    memory, failures = EngineMemory(limit), dict[str, Exception]()
     engines = {name: OneBase(answer=f"I am {name}.", base_names=(name,)) for name in SIZES}
 
     @asynccontextmanager

@@ -13,6 +13,7 @@ from batch_fixture import CHAT, jsonl, request
 from fake_engine import FakeEngine
 from live_server import serving
 from openai import OpenAI
+from openai_client import openai_client
 from patience import eventually
 
 from personae.api.app import create_app
@@ -32,12 +33,7 @@ class Served:
         if tenant not in self._keys:
             self.tenants.create_tenant(tenant, TenantLimits(**limits))
             self._keys[tenant] = self.tenants.create_key(tenant, "tenant")
-        return OpenAI(
-            base_url=f"{self.url}/v1",
-            api_key=self._keys[tenant],
-            max_retries=0,
-            _strict_response_validation=True,
-        )
+        return openai_client(self.url, self._keys[tenant])
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +251,7 @@ def test_a_file_that_a_batch_reads_stays_and_too_many_batches_are_refused(tmp_pa
         app = create_app(FakeEngine(hold_after=1), settings, batches=batches)
         with (
             serving(app, settings, batches.running(app.state.services)) as url,
-            OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+            openai_client(url) as client,
         ):
             file = client.files.create(file=jsonl([request("a")]), purpose="batch")
             made = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
@@ -272,7 +268,7 @@ def test_a_file_that_a_batch_reads_stays_and_too_many_batches_are_refused(tmp_pa
 
 def test_without_a_place_for_them_the_routes_say_so() -> None:
     app = create_app(FakeEngine())
-    with serving(app) as url, OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    with serving(app) as url, openai_client(url) as client:
         for call in (client.files.list, client.batches.list):
             with pytest.raises(openai.NotFoundError, match="keeps no files"):
                 call()

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 from dialect_fixtures import address, app, engine, fresh  # noqa: F401  # pytest finds them here
 from fake_engine import FakeEngine, byte_tokenizer
+from live_server import serving
 from openai import OpenAI
-from patience import PATIENCE
+from openai_client import openai_client
 from tool_chat import TAGS, TEMPLATE
 from uploads import UploadFixture, open_fixture
 
@@ -15,13 +16,7 @@ from personae.api.responses.store import ResponseStore
 
 @pytest.fixture
 def client(address: str) -> Iterator[OpenAI]:  # noqa: F811  # that fixture
-    with OpenAI(
-        base_url=f"{address}/v1",
-        api_key="none",
-        max_retries=0,
-        timeout=PATIENCE,
-        _strict_response_validation=True,
-    ) as client:
+    with openai_client(address) as client:
         yield client
 
 
@@ -31,3 +26,10 @@ def fixture(tmp_path: Path) -> Iterator[UploadFixture]:
         fixture.engine = FakeEngine(tokenizer=byte_tokenizer(TEMPLATE, TAGS), max_model_len=4096)
         fixture.app = create_app(fixture.engine, tenants=fixture.tenants, stored=ResponseStore(fixture.data))
         yield fixture
+
+
+@pytest.fixture
+def ann(fixture: UploadFixture) -> Iterator[OpenAI]:
+    """The client of a tenant."""
+    with serving(fixture.app) as url, openai_client(url, fixture.key("ann")) as client:
+        yield client

@@ -12,6 +12,7 @@ import pytest
 from fake_engine import FakeEngine
 from live_server import serving
 from openai import OpenAI
+from openai_client import openai_client
 from pydantic import BaseModel
 from responses_asked import SHELL, THOUGHT, WEATHER, answer, prompt_of
 from starlette.applications import Starlette
@@ -238,7 +239,7 @@ def test_the_examples_of_the_page_run(engine: FakeEngine, tmp_path: Path) -> Non
 def run_blocks(blocks: list[str], app: Starlette, running: AbstractAsyncContextManager[None]) -> None:
     with (
         serving(app, None, running) as address,
-        OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
+        openai_client(address) as client,
     ):
         names: dict[str, Any] = {"client": client, "model": "base", "json": json, "time": time}
         for block in blocks:

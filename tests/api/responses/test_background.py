@@ -11,7 +11,8 @@ import pytest
 from fake_engine import FakeEngine, byte_tokenizer
 from live_server import serving
 from openai import OpenAI
-from patience import PATIENCE, eventually
+from openai_client import openai_client
+from patience import eventually
 from tool_chat import TAGS, TEMPLATE
 from uploads import UploadFixture, open_fixture
 
@@ -42,13 +43,7 @@ def client(fixture: UploadFixture) -> Iterator[OpenAI]:
     running = BackgroundResponses(store).runs(fixture.app)
     with (
         serving(fixture.app, None, running) as address,
-        OpenAI(
-            base_url=f"{address}/v1",
-            api_key=fixture.key("ann"),
-            max_retries=0,
-            timeout=PATIENCE,
-            _strict_response_validation=True,
-        ) as client,
+        openai_client(address, fixture.key("ann")) as client,
     ):
         yield client
 

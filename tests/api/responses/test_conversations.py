@@ -7,6 +7,7 @@ import openai
 import pytest
 from live_server import serving
 from openai import OpenAI
+from openai_client import openai_client
 from responses_asked import THOUGHT, WEATHER, prompt_of
 from tool_chat import call
 from uploads import UploadFixture
@@ -24,12 +25,7 @@ def address(fixture: UploadFixture) -> Iterator[str]:
 
 @pytest.fixture
 def client(address: str, fixture: UploadFixture) -> Iterator[OpenAI]:
-    with OpenAI(
-        base_url=f"{address}/v1",
-        api_key=fixture.key("ann"),
-        max_retries=0,
-        _strict_response_validation=True,
-    ) as client:
+    with openai_client(address, fixture.key("ann")) as client:
         yield client
 
 
@@ -152,7 +148,7 @@ def test_another_tenants_conversation_is_the_same_as_none(
     client: OpenAI, address: str, fixture: UploadFixture
 ) -> None:
     id = client.conversations.create(items=[message("a")]).id
-    with OpenAI(base_url=f"{address}/v1", api_key=fixture.key("bob"), max_retries=0) as bob:
+    with openai_client(address, fixture.key("bob")) as bob:
         for asked in (bob.conversations.retrieve, bob.conversations.delete, bob.conversations.items.list):
             with pytest.raises(openai.NotFoundError):
                 asked(id)

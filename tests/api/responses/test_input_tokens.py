@@ -1,11 +1,9 @@
 """`POST /v1/responses/input_tokens` by the `openai` package: the count is that of the prompt."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
-from live_server import serving
 from openai import OpenAI
 from responses_asked import WEATHER
 from uploads import UploadFixture
@@ -20,33 +18,24 @@ ASKED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture
-def client(fixture: UploadFixture) -> Iterator[OpenAI]:
-    with (
-        serving(fixture.app) as address,
-        OpenAI(base_url=f"{address}/v1", api_key=fixture.key("ann"), max_retries=0) as client,
-    ):
-        yield client
-
-
 @pytest.mark.parametrize("fields", ASKED)
 def test_as_many_tokens_are_counted_as_the_response_has_in_its_prompt(
-    fields: dict[str, Any], client: OpenAI, fixture: UploadFixture
+    fields: dict[str, Any], ann: OpenAI, fixture: UploadFixture
 ) -> None:
-    count = client.responses.input_tokens.count(model="base", **fields).input_tokens
+    count = ann.responses.input_tokens.count(model="base", **fields).input_tokens
     assert not fixture.engine.submitted
-    usage = client.responses.create(model="base", **fields).usage
+    usage = ann.responses.create(model="base", **fields).usage
     assert usage is not None
     assert count == usage.input_tokens == len(fixture.engine.submitted[-1].tokens)
 
 
-def test_the_count_includes_what_the_response_would_follow(client: OpenAI) -> None:
-    first = client.responses.create(model="base", input="I am Ada.")
-    kept = client.conversations.create(items=[{"role": "user", "content": "I am Ada."}])
-    alone = client.responses.input_tokens.count(model="base", input="Who?").input_tokens
+def test_the_count_includes_what_the_response_would_follow(ann: OpenAI) -> None:
+    first = ann.responses.create(model="base", input="I am Ada.")
+    kept = ann.conversations.create(items=[{"role": "user", "content": "I am Ada."}])
+    alone = ann.responses.input_tokens.count(model="base", input="Who?").input_tokens
     for earlier in ({"previous_response_id": first.id}, {"conversation": kept.id}):
-        count = client.responses.input_tokens.count(model="base", input="Who?", **earlier).input_tokens
-        usage = client.responses.create(model="base", input="Who?", store=False, **earlier).usage
+        count = ann.responses.input_tokens.count(model="base", input="Who?", **earlier).input_tokens
+        usage = ann.responses.create(model="base", input="Who?", store=False, **earlier).usage
         assert usage is not None
         assert alone < count == usage.input_tokens
 
@@ -64,9 +53,9 @@ def test_the_count_includes_what_the_response_would_follow(client: OpenAI) -> No
     ],
 )
 def test_what_cannot_be_counted_is_refused_by_its_name(
-    fields: dict[str, Any], param: str, client: OpenAI
+    fields: dict[str, Any], param: str, ann: OpenAI
 ) -> None:
     with pytest.raises(openai.APIStatusError) as refused:
-        client.responses.input_tokens.count(**{"model": "base", **fields})
+        ann.responses.input_tokens.count(**{"model": "base", **fields})
     assert isinstance(refused.value.body, dict)
     assert refused.value.body["param"] == param

@@ -13,6 +13,7 @@ from fake_engine import FakeEngine
 from live_server import serving
 from mcp_servers import WeatherServer, weather_server
 from openai import OpenAI
+from openai_client import openai_client
 from patience import PATIENCE, eventually
 from responses_asked import PATH, WEATHER, prompt_of
 from starlette.applications import Starlette
@@ -65,18 +66,8 @@ def app(engine: FakeEngine, settings: ApiSettings) -> Starlette:
 
 @pytest.fixture
 def client(app: Starlette) -> Iterator[OpenAI]:
-    with serving(app) as address, client_of(address) as client:
+    with serving(app) as address, openai_client(address) as client:
         yield client
-
-
-def client_of(address: str, key: str = "none") -> OpenAI:
-    return OpenAI(
-        base_url=f"{address}/v1",
-        api_key=key,
-        max_retries=0,
-        timeout=PATIENCE,
-        _strict_response_validation=True,
-    )
 
 
 def answers(engine: FakeEngine, *said: str) -> Callable[[SequenceLog], str]:
@@ -470,7 +461,7 @@ def test_secrets_go_to_their_server_and_nowhere_else(
         store = ResponseStore(fixture.data)
         served = create_app(engine, settings, tenants=fixture.tenants, stored=store)
         with serving(served, None, BackgroundResponses(store).runs(served)) as address:
-            client = client_of(address, fixture.key("ann"))
+            client = openai_client(address, fixture.key("ann"))
             with client:
                 tool: Any = weather.tool(
                     authorization="geheim-1",
@@ -508,7 +499,7 @@ def test_a_stored_response_goes_on_without_asking_the_server_for_its_list(
 ) -> None:
     with open_fixture(tmp_path) as fixture:
         served = create_app(engine, settings, tenants=fixture.tenants, stored=ResponseStore(fixture.data))
-        with serving(served) as address, client_of(address, fixture.key("ann")) as client:
+        with serving(served) as address, openai_client(address, fixture.key("ann")) as client:
             tool: Any = weather.tool(require_approval="always")
             engine.answer = MAIL
             first = client.responses.create(model="base", input="Mail!", tools=[tool])
@@ -541,7 +532,7 @@ def test_a_server_in_the_background_is_called_too(
         served = create_app(engine, settings, tenants=fixture.tenants, stored=store)
         with (
             serving(served, None, BackgroundResponses(store).runs(served)) as address,
-            client_of(address, fixture.key("ann")) as client,
+            openai_client(address, fixture.key("ann")) as client,
         ):
             tool: Any = weather.tool()
             begun = client.responses.create(model="base", input="?", tools=[tool], background=True)

@@ -1,14 +1,12 @@
 """Responses that are stored, continued, shown and forgotten."""
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import asgi
 import openai
 import pytest
 from fake_engine import FakeEngine, FakeStream
-from live_server import serving
 from openai import OpenAI
 from responses_asked import THOUGHT, WEATHER, prompt_of
 from tool_chat import call
@@ -21,15 +19,6 @@ from personae.errors import NotFound, Overloaded, StorageFailed
 PATH = "/v1/responses"
 
 
-@pytest.fixture
-def client(fixture: UploadFixture) -> Iterator[OpenAI]:
-    with (
-        serving(fixture.app) as address,
-        OpenAI(base_url=f"{address}/v1", api_key=fixture.key("ann"), max_retries=0) as client,
-    ):
-        yield client
-
-
 def store_of(fixture: UploadFixture) -> ResponseStore:
     store: ResponseStore = fixture.app.state.services.responses
     return store
@@ -37,12 +26,12 @@ def store_of(fixture: UploadFixture) -> ResponseStore:
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
 def test_a_conversation_goes_on_from_a_stored_response(
-    streamed: bool, client: OpenAI, fixture: UploadFixture
+    streamed: bool, ann: OpenAI, fixture: UploadFixture
 ) -> None:
     def create(**fields: Any) -> Any:
         if not streamed:
-            return client.responses.create(model="base", **fields)
-        *_, last = client.responses.create(model="base", stream=True, **fields)
+            return ann.responses.create(model="base", **fields)
+        *_, last = ann.responses.create(model="base", stream=True, **fields)
         return last.response
 
     engine = fixture.engine
@@ -61,29 +50,29 @@ def test_a_conversation_goes_on_from_a_stored_response(
     third = create(input=[result], previous_response_id=second.id, tools=[WEATHER])
     prompt = prompt_of(engine)
     assert prompt.index("I am Ada.") < prompt.index("Bonn") < prompt.index("<|im_start|>tool\nrain")
-    shown = client.responses.retrieve(third.id)
+    shown = ann.responses.retrieve(third.id)
     assert shown.output_text == "It rains."
     assert shown.model_dump() == third.model_dump()
 
 
-def test_what_is_not_to_be_stored_is_not(client: OpenAI, fixture: UploadFixture) -> None:
-    answer = client.responses.create(model="base", input="hi", store=False)
+def test_what_is_not_to_be_stored_is_not(ann: OpenAI, fixture: UploadFixture) -> None:
+    answer = ann.responses.create(model="base", input="hi", store=False)
     assert answer.store is False
     with pytest.raises(openai.NotFoundError):
-        client.responses.retrieve(answer.id)
+        ann.responses.retrieve(answer.id)
 
 
 def test_a_forgotten_response_cannot_be_continued_nor_what_follows_it(
-    client: OpenAI, fixture: UploadFixture
+    ann: OpenAI, fixture: UploadFixture
 ) -> None:
-    first = client.responses.create(model="base", input="hi")
-    second = client.responses.create(model="base", input="ho", previous_response_id=first.id)
-    client.responses.delete(first.id)
+    first = ann.responses.create(model="base", input="hi")
+    second = ann.responses.create(model="base", input="ho", previous_response_id=first.id)
+    ann.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
-        client.responses.retrieve(first.id)
+        ann.responses.retrieve(first.id)
     for id in (first.id, second.id, "resp_nothing"):
         with pytest.raises(openai.BadRequestError) as refused:
-            client.responses.create(model="base", input="ha", previous_response_id=id)
+            ann.responses.create(model="base", input="ha", previous_response_id=id)
         assert refused.value.code == "previous_response_not_found"
         assert refused.value.param == "previous_response_id"
 
@@ -158,19 +147,19 @@ async def test_a_server_without_a_store_says_so() -> None:
     assert (await asgi.Visit(PATH, body).run(app)).error["param"] == "previous_response_id"
 
 
-def test_references_to_stored_items_stand_for_the_items(client: OpenAI, fixture: UploadFixture) -> None:
+def test_references_to_stored_items_stand_for_the_items(ann: OpenAI, fixture: UploadFixture) -> None:
     engine = fixture.engine
     engine.answer = f"{THOUGHT}I look.{call('get_weather', city='Bonn')}"
-    first = client.responses.create(model="base", input="The weather?", tools=[WEATHER])
+    first = ann.responses.create(model="base", input="The weather?", tools=[WEATHER])
     assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
-    asked = client.responses.input_items.list(first.id).data
+    asked = ann.responses.input_items.list(first.id).data
     result = {"type": "function_call_output", "call_id": first.output[2].call_id, "output": "rain"}
     ids = [str(item.id) for item in [*asked, *first.output]]
     references = [{"type": "item_reference", "id": id} for id in ids]
     engine.answer = "It rains."
-    second = client.responses.create(model="base", input=[*references, result], tools=[WEATHER])
+    second = ann.responses.create(model="base", input=[*references, result], tools=[WEATHER])
     by_reference = prompt_of(engine)
-    client.responses.create(
+    ann.responses.create(
         model="base", input=[result], previous_response_id=first.id, tools=[WEATHER], store=False
     )
     assert by_reference == prompt_of(engine)
@@ -179,9 +168,9 @@ def test_references_to_stored_items_stand_for_the_items(client: OpenAI, fixture:
         {"type": "item_reference", "id": second.output[0].id},
         {"type": "message", "role": "user", "content": "Thanks!"},
     ]
-    client.responses.create(model="base", input=third, previous_response_id=first.id, store=False)
+    ann.responses.create(model="base", input=third, previous_response_id=first.id, store=False)
     assert "It rains." in prompt_of(engine)
-    kept = client.responses.input_items.list(second.id, order="asc").data
+    kept = ann.responses.input_items.list(second.id, order="asc").data
     assert [item.type for item in kept] == [
         *("message", "reasoning", "message", "function_call"),
         "function_call_output",
@@ -189,19 +178,19 @@ def test_references_to_stored_items_stand_for_the_items(client: OpenAI, fixture:
 
 
 def test_references_to_items_that_are_not_the_tenants_are_refused(
-    client: OpenAI, fixture: UploadFixture
+    ann: OpenAI, fixture: UploadFixture
 ) -> None:
-    mine = client.responses.create(model="base", input="Hi.")
-    gone = client.responses.create(model="base", input="Hi.", store=False)
+    mine = ann.responses.create(model="base", input="Hi.")
+    gone = ann.responses.create(model="base", input="Hi.", store=False)
     item = mine.output[0].id
-    other = OpenAI(base_url=client.base_url, api_key=fixture.key("bob"), max_retries=0)
+    other = ann.with_options(api_key=fixture.key("bob"))
     with other:
         for asker, ids, why in (
             (other, [item], "no stored item"),
-            (client, ["msg_1"], "no stored item"),
-            (client, [gone.output[0].id], "no stored item"),
-            (client, [f"{item[:-4]}0001"], "no stored item"),
-            (client, [item, item], "the same item"),
+            (ann, ["msg_1"], "no stored item"),
+            (ann, [gone.output[0].id], "no stored item"),
+            (ann, [f"{item[:-4]}0001"], "no stored item"),
+            (ann, [item, item], "the same item"),
         ):
             references = [{"type": "item_reference", "id": id} for id in ids]
             with pytest.raises(openai.BadRequestError, match=why) as refused:
@@ -211,7 +200,7 @@ def test_references_to_items_that_are_not_the_tenants_are_refused(
 
 @pytest.mark.parametrize("store", [True, False])
 def test_a_stream_that_a_stop_ends_says_where_what_is_complete_can_be_fetched(
-    store: bool, client: OpenAI, fixture: UploadFixture, monkeypatch: pytest.MonkeyPatch
+    store: bool, ann: OpenAI, fixture: UploadFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fixture.engine.answer = f"{THOUGHT}{'A long answer. ' * 20}"
     go_on, stopping = FakeStream.__anext__, Overloaded("Send it again.", code="shutting_down")
@@ -223,14 +212,14 @@ def test_a_stream_that_a_stop_ends_says_where_what_is_complete_can_be_fetched(
         return await go_on(stream)
 
     monkeypatch.setattr(FakeStream, "__anext__", stop_soon)
-    *_, last = client.responses.create(model="base", input="hi", stream=True, store=store)
+    *_, last = ann.responses.create(model="base", input="hi", stream=True, store=store)
     assert (last.type, last.response.status) == ("response.failed", "failed")
     found = f" What is complete of this one is at /v1/responses/{last.response.id}."
     assert last.response.error.message == "Send it again." + (found if store else "")
     assert stopping.message == "Send it again.", "other streams get the same error"
     if not store:
         with pytest.raises(openai.NotFoundError):
-            client.responses.retrieve(last.response.id)
+            ann.responses.retrieve(last.response.id)
         return
-    kept = client.responses.retrieve(last.response.id)
+    kept = ann.responses.retrieve(last.response.id)
     assert (kept.status, [item.type for item in kept.output]) == ("failed", ["reasoning"])

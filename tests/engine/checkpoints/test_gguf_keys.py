@@ -29,7 +29,6 @@ GEMMA = {
     "rope_theta": 1000000.0,
 }
 STRETCHED = {"rope_scaling": YARN}
-MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 OLLAMA = {"rope.global.freq_base": 1e6, "rope.local.freq_base": 1e4}
 LINEAR = {"rope_scaling": {"type": "linear", "factor": 4.0}}
 

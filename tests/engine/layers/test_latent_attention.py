@@ -14,10 +14,10 @@ from paged import PagedSequences
 from tiny_adapters import make_adapter, make_adapter_folder
 from tiny_models import VOCAB
 
-from personae.actors.assembly import lora_shapes
 from personae.engine.config_file import read_config
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
+from personae.engine.lora_shapes import lora_shapes
 from personae.errors import AdapterError
 from personae.lora.peft import read_adapter
 

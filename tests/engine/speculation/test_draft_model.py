@@ -1,14 +1,13 @@
 """A draft model changes no token. If it is the model itself, all its drafts are right."""
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bundled import MODEL, harness, tokenizer
 from cut_model import cut_model
+from drafting import TINY, check_adapters_answer_as_without, check_all_drafts_are_right, long_logs
 from engine_harness import EngineHarness
-from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import model_folder
 from wishes import agree, logs, truth
 
@@ -21,8 +20,6 @@ from personae.engine.speculation.speculator import expected_text
 from personae.engine.tokens import Tokenizer
 from personae.errors import LoadError
 
-TINY = {"page_size": 4, "num_pages": 60, "max_model_len": 200}
-
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -32,17 +29,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def base() -> Path:
     return model_folder("qwen3", num_hidden_layers=2)
-
-
-def long_logs(made: EngineHarness, count: int, **changes: Any) -> list[Any]:
-    """Greedy answers of 40 tokens to prompts of many lengths; some share their beginning."""
-    rng = random.Random(5)
-    shared = rng.choices(range(4, 500), k=40)
-    prompts = [
-        [*(shared[: 7 * (n % 6)]), *rng.choices(range(4, 500), k=rng.randint(1, 60))] for n in range(count)
-    ]
-    changes = {"max_tokens": 40, "ignore_eos": True, **changes}
-    return [made.log(f"{number}", prompt, **changes) for number, prompt in enumerate(prompts)]
 
 
 @pytest.mark.parametrize(
@@ -74,17 +60,7 @@ def test_a_draft_model_and_guesses_from_the_text_go_together(small: Path) -> Non
 
 @pytest.mark.parametrize("sizes", [{}, {"max_seqs": 3, "max_batch_tokens": 24}, TINY], ids=str)
 def test_all_drafts_are_right_if_the_model_drafts_for_itself(base: Path, sizes: dict[str, Any]) -> None:
-    made = EngineHarness(base, policy=Always(), draft=base, propose=expected_text, **sizes)
-    plain = EngineHarness(base, **sizes)
-    for _ in range(2):  # the second time from the prefix cache
-        found, expected = (each.play(long_logs(each, 9)) for each in (made, plain))
-        assert {id: one.tokens for id, one in found.items()} == {
-            id: one.tokens for id, one in expected.items()
-        }
-    counters = made.scheduler.counters
-    assert counters.accepted_tokens >= 0.98 * counters.draft_tokens > 200
-    assert made.steps < plain.steps / 2
-    assert counters.preemptions or "num_pages" not in sizes
+    check_all_drafts_are_right(base, base, sizes)
 
 
 class Sometimes:
@@ -130,19 +106,7 @@ def test_a_draft_model_may_have_more_padding_behind_its_vocabulary(base: Path) -
 
 
 def test_adapters_answer_as_without_a_draft_model(base: Path, tmp_path: Path) -> None:
-    adapters = {
-        name: make_adapter_folder(tmp_path / name, base, **ZOO[name]) for name in ("rank-1", "rank-64")
-    }
-    played = []
-    for settings in ({}, {"policy": Always(), "draft": base}):
-        made = EngineHarness(base, adapters, **settings)
-        asked = [
-            made.log(f"{name} {number}", [*log.tokens], name, max_tokens=24, temperature=0.8, seed=number)
-            for number, log in enumerate(long_logs(made, 3))
-            for name in (None, *adapters)
-        ]
-        played.append([one.tokens for one in made.play(asked).values()])
-    assert played[0] == played[1]
+    check_adapters_answer_as_without(base, base, tmp_path)
 
 
 def test_policy_begins_with_the_draft_model_once_the_answer_is_long_enough_for_its_prompt() -> None:

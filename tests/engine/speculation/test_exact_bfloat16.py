@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from engine_harness import EngineHarness, Played
 from oracle import oracles
-from tiny_adapters import ZOO, make_adapter_folder
+from tiny_adapters import make_zoo
 from tiny_models import VOCAB, model_folder
 
 from personae.engine.sequence import SequenceLog
@@ -32,8 +32,7 @@ def base() -> Path:
 
 @pytest.fixture(scope="module")
 def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("adapters")
-    return {name: make_adapter_folder(root / name, base, **ZOO[name]) for name in PROMPTS if name is not None}
+    return make_zoo(tmp_path_factory.mktemp("adapters"), base, PROMPTS)
 
 
 def ensemble(harness: EngineHarness) -> list[SequenceLog]:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from bundled import MODEL, harness
+from drafting import TINY, check_adapters_answer_as_without, check_all_drafts_are_right, long_logs
 from engine_harness import EngineHarness
 from recorded_graphs import RecordedGraphs
 from safetensors.torch import load_file
-from tiny_adapters import ZOO, make_adapter_folder
 from tiny_heads import Reference, bigram_model, config_of, make_head_folder, make_knowing_head, write_head
 from tiny_models import model_folder
 from tiny_mtp import MtpReference, make_knowing_mtp, make_mtp_folder
@@ -25,7 +25,6 @@ from personae.kernels import registry
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.cpu import operators
 
-TINY = {"page_size": 4, "num_pages": 60, "max_model_len": 200}
 MAKE = {"eagle3": make_head_folder, "mtp": make_mtp_folder}
 REFERENCES = {"eagle3": Reference, "mtp": MtpReference}
 
@@ -81,19 +80,6 @@ def bundled_head(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 @pytest.fixture(params=["eagle3", "mtp"])
 def head(request: pytest.FixtureRequest, tmp_path: Path, base: Path) -> Path:
     return MAKE[request.param](tmp_path / "head", base)
-
-
-def prompts(count: int) -> list[list[int]]:
-    rng = random.Random(5)
-    shared = rng.choices(range(4, 500), k=40)
-    return [
-        [*(shared[: 7 * (n % 6)]), *rng.choices(range(4, 500), k=rng.randint(1, 60))] for n in range(count)
-    ]
-
-
-def long_logs(made: EngineHarness, count: int, **changes: Any) -> list[Any]:
-    changes = {"max_tokens": 40, "ignore_eos": True, **changes}
-    return [made.log(f"{number}", prompt, **changes) for number, prompt in enumerate(prompts(count))]
 
 
 @pytest.mark.parametrize(
@@ -183,17 +169,7 @@ def test_a_head_and_guesses_from_the_text_go_together(bundled_head: Path) -> Non
 def test_a_head_that_knows_the_model_is_always_right(
     simple: Path, knowing: Path, sizes: dict[str, Any]
 ) -> None:
-    made = EngineHarness(simple, policy=Always(), draft=knowing, propose=expected_text, **sizes)
-    plain = EngineHarness(simple, **sizes)
-    for _ in range(2):  # the second time from the prefix cache
-        found, expected = (each.play(long_logs(each, 9)) for each in (made, plain))
-        assert {id: one.tokens for id, one in found.items()} == {
-            id: one.tokens for id, one in expected.items()
-        }
-    counters = made.scheduler.counters
-    assert counters.accepted_tokens >= 0.98 * counters.draft_tokens > 200
-    assert made.steps < plain.steps / 2
-    assert counters.preemptions or "num_pages" not in sizes
+    check_all_drafts_are_right(simple, knowing, sizes)
 
 
 def test_a_sequence_that_takes_up_shared_pages_gets_the_guesses_that_it_gets_alone(
@@ -249,19 +225,7 @@ def test_a_sequence_with_steps_without_drafts_in_between_gets_the_same_guesses(
 def test_adapters_answer_as_without_a_head_and_change_what_it_reads(
     base: Path, head: Path, tmp_path: Path
 ) -> None:
-    adapters = {
-        name: make_adapter_folder(tmp_path / name, base, **ZOO[name]) for name in ("rank-1", "rank-64")
-    }
-    played = []
-    for settings in ({}, {"policy": Always(), "draft": head}):
-        made = EngineHarness(base, adapters, **settings)
-        asked = [
-            made.log(f"{name} {number}", [*log.tokens], name, max_tokens=24, temperature=0.8, seed=number)
-            for number, log in enumerate(long_logs(made, 3))
-            for name in (None, *adapters)
-        ]
-        played.append([one.tokens for one in made.play(asked).values()])
-    assert played[0] == played[1]
+    made = check_adapters_answer_as_without(base, head, tmp_path)
     assert made.scheduler.counters.drafts_by["head"] > 50
 
 

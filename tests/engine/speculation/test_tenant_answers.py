@@ -10,7 +10,7 @@ from bundled import harness
 from engine_harness import EngineHarness, log_of
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_adapters import ZOO, make_adapter_folder
+from tiny_adapters import make_zoo
 from tiny_models import model_folder
 from wishes import agree, logs, truth
 
@@ -99,9 +99,7 @@ def base() -> Path:
 def test_nothing_is_guessed_from_answers_of_another_tenant_salt_or_adapter(
     base: Path, tmp_path: Path
 ) -> None:
-    adapters = {
-        name: make_adapter_folder(tmp_path / name, base, **ZOO[name]) for name in ("rank-1", "rank-64")
-    }
+    adapters = make_zoo(tmp_path, base, ("rank-1", "rank-64"))
     made = EngineHarness(base, adapters, policy=Always(), answers=TenantAnswers())
     asked = {"max_tokens": 40, "temperature": 1.0, "seed": 5, "ignore_eos": True}
     one = {"tenant": "one", "salt": b"1"}

@@ -21,7 +21,6 @@ from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.tracked.endings import Endings
 from personae.grammar.tracked.numerals import fractions, integers
-from personae.grammar.vocabulary import Vocabulary
 
 COMPILER = GrammarCompiler(byte_vocabulary(), sandboxed=False)
 WALKER = GrammarCompiler(byte_level_vocabulary(), sandboxed=False)
@@ -299,11 +298,7 @@ WORDS = [
         ",true",
     ),
 ]
-VOCABULARY = Vocabulary(
-    (*(bytes([byte]) for byte in range(256)), *(word.encode() for word in WORDS), b""),
-    (256 + len(WORDS),),
-    {},
-)
+VOCABULARY = byte_vocabulary(WORDS)
 TOKENS = GrammarCompiler(VOCABULARY, sandboxed=False)
 
 
@@ -465,8 +460,7 @@ def test_an_item_looks_up_few_tokens_although_a_large_part_of_the_vocabulary_beg
         return tokens
 
     monkeypatch.setattr(Endings, "beginning", counted)
-    words = [b" word%d" % number for number in range(5_000)]
-    vocabulary = Vocabulary((*(bytes((byte,)) for byte in range(256)), *words, b""), (5_256,), {})
+    vocabulary = byte_vocabulary([f" word{number}" for number in range(5_000)])
     spec = GrammarSpec("json_schema", json.dumps(set_of({"type": "integer"})), strict=True)
     matcher = GrammarCompiler(vocabulary, sandboxed=False).compile(spec).matcher(1_000)
     mask = np.zeros((1, words_of(vocabulary.size)), np.int32)

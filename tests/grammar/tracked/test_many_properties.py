@@ -19,7 +19,6 @@ from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.sandbox.masks import RemoteGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.tracked.listed_names import ListedNames, beginning
-from personae.grammar.vocabulary import Vocabulary
 
 NUMBER, TEXT = {"type": "integer", "minimum": 0, "maximum": 9}, {"enum": ["", "a,b", '"},']}
 NAMES = [*(f"p{place}" for place in range(76)), "colour", "colours", "é"]
@@ -67,11 +66,7 @@ WORDS = [
     "p70",
     ',"',
 ]
-VOCABULARY = Vocabulary(
-    (*(bytes([byte]) for byte in range(256)), *(word.encode() for word in WORDS), b""),
-    (256 + len(WORDS),),
-    {},
-)
+VOCABULARY = byte_vocabulary(WORDS)
 
 
 @cache

@@ -17,7 +17,6 @@ from personae.grammar.bitmask import words_of
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.schema.patterns import endless
 from personae.grammar.spec import GrammarSpec
-from personae.grammar.vocabulary import Vocabulary
 
 COMPILER = GrammarCompiler(byte_vocabulary(), sandboxed=False)
 WALKER = GrammarCompiler(byte_level_vocabulary(), sandboxed=False)
@@ -37,11 +36,7 @@ WORDS = [
     'a":',
     ":{",
 ]
-VOCABULARY = Vocabulary(
-    (*(bytes([byte]) for byte in range(256)), *(word.encode() for word in WORDS), b""),
-    (256 + len(WORDS),),
-    {},
-)
+VOCABULARY = byte_vocabulary(WORDS)
 TOKENS = GrammarCompiler(VOCABULARY, sandboxed=False)
 
 NUMBER = {"type": "integer"}

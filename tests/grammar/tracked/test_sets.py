@@ -16,7 +16,6 @@ from personae.grammar.reasoning.registry import reasoning_format
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.answer import AnswerShape
 from personae.grammar.structure.elements import Json
-from personae.grammar.vocabulary import Vocabulary
 
 COMPILER = GrammarCompiler(byte_vocabulary(), sandboxed=False)
 SET = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
@@ -40,11 +39,7 @@ WORDS = [
     '"}',
     ',"b","b"',
 ]
-VOCABULARY = Vocabulary(
-    (*(bytes([byte]) for byte in range(256)), *(word.encode() for word in WORDS), b""),
-    (256 + len(WORDS),),
-    {},
-)
+VOCABULARY = byte_vocabulary(WORDS)
 
 
 def taken(grammar: BoundGrammar, text: bytes) -> bool:
