@@ -16,13 +16,20 @@ from personae import __version__
 from personae.actors.spawn import ahead, end_ahead
 from personae.api.adapters.cli import app as adapters_app
 from personae.api.bundled import check_model
-from personae.api.commands.command_line import ConfigOption, KeyOption, OptionsCommand, expand_options
+from personae.api.commands.command_line import (
+    FAILED,
+    ConfigOption,
+    KeyOption,
+    OptionsCommand,
+    errors_in_one_line,
+    expand_options,
+)
 from personae.api.commands.group import CommandGroup
 from personae.api.database.cli import database_app
 from personae.api.http.address import bind
 from personae.api.options import ONE_REPLICA, ServeOptions
 from personae.api.tenants.cli import keys_app, tenants_app, usage_app
-from personae.errors import EngineLost, LoadError
+from personae.errors import LoadError
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -38,9 +45,6 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(usage_app)
 app.add_typer(database_app, name="database")
 app.add_typer(adapters_app, name="adapters")
-_START_UP_ERROR = 2
-_ENGINE_LOST = 3
-
 DryRunOption = Annotated[
     bool,
     typer.Option(
@@ -86,7 +90,7 @@ def serve(options: ServeOptions, config: ConfigOption = None, dry_run: DryRunOpt
     one_here = one_here and options.replicas == ONE_REPLICA
     if not one_here:
         end_ahead()
-    try:
+    with errors_in_one_line():
         bind(options.host, options.port).close()  # before anything large is imported
         from personae.api.commands.startup import StartUp
 
@@ -95,32 +99,23 @@ def serve(options: ServeOptions, config: ConfigOption = None, dry_run: DryRunOpt
             from personae.api.commands.serve import run
 
             run(options, start_up)
-    except LoadError as error:
-        typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(_START_UP_ERROR) from None
-    except EngineLost as error:
-        typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(_ENGINE_LOST) from None
 
 
 def _serve_stage(options: ServeOptions) -> None:
     end_ahead()
     from personae.api.commands.serve_stage import run
 
-    with _refusals():
+    with errors_in_one_line():
         run(options)
 
 
 def _dry_run(options: ServeOptions) -> None:
     from personae.api.commands.dry_run import run
 
-    try:
+    with errors_in_one_line():
         fits = run(options)
-    except LoadError as error:
-        typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(_START_UP_ERROR) from None
     if not fits:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 @app.command()
@@ -130,7 +125,7 @@ def pull(
     """Download a model or an adapter from the Hugging Face Hub."""
     from personae.api.commands.cached_models import pull
 
-    with _refusals():
+    with errors_in_one_line():
         pull(name)
 
 
@@ -139,7 +134,7 @@ def list_cached(json: Annotated[bool, typer.Option("--json", help="Print JSON.")
     """List the models and adapters that were downloaded."""
     from personae.api.commands.cached_models import show_cached
 
-    with _refusals():
+    with errors_in_one_line():
         show_cached(json=json)
 
 
@@ -150,7 +145,7 @@ def remove(
     """Remove a downloaded model or adapter."""
     from personae.api.commands.cached_models import remove
 
-    with _refusals():
+    with errors_in_one_line():
         remove(name)
 
 
@@ -163,7 +158,7 @@ def show(
     """Show what a model is, and what it would take, from its files' headers."""
     from personae.api.commands.dry_run import run
 
-    with _refusals():
+    with errors_in_one_line():
         try:
             options = ServeOptions(model if model is None else check_model(model))
         except ValueError as error:
@@ -180,7 +175,8 @@ def ps(
     """List what a running server serves, and whether its engines run."""
     from personae.api.commands.served_models import run
 
-    run(url, key, json=json)
+    with errors_in_one_line():
+        run(url, key, json=json)
 
 
 @app.command("run", context_settings={"ignore_unknown_options": True})
@@ -197,16 +193,6 @@ def run_model(
     from personae.api.commands.run import run
 
     raise typer.Exit(run(model, options or (), system))
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """A LoadError inside the block is printed and ends the command."""
-    try:
-        yield
-    except LoadError as error:
-        typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(_START_UP_ERROR) from None
 
 
 @contextmanager
@@ -246,10 +232,10 @@ def plan(
         model = check_model(model)
     with _option("--quantize"):
         known = None if quantize is None else parse_quantization(quantize)
-    with _refusals():
+    with errors_in_one_line():
         enough = run(model, devices, checked_load(rate, prompt, answer, context), quantize=known)
     if not enough:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 @app.command("models")
@@ -280,7 +266,7 @@ def quantize(
     """Quantize a model to four bits a weight, calibrated with texts (GPTQ). Needs llm-compressor."""
     from personae.api.commands.quantize import run
 
-    with _refusals():
+    with errors_in_one_line():
         run(model, out, texts, windows=windows, width=width)
 
 
@@ -296,11 +282,8 @@ def check_template(
     """Show what a chat template can show, and how conversations are rewritten to it."""
     from personae.api.commands.check_template import run
 
-    try:
+    with errors_in_one_line():
         run(source)
-    except LoadError as error:
-        typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(_START_UP_ERROR) from None
 
 
 @app.command()
@@ -317,7 +300,7 @@ def chat(
     from personae.api.commands.terminal import talk
 
     if not talk(Conversation(url, model, system, key=key)):
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 @app.command()
@@ -333,11 +316,8 @@ def launch(
     key: KeyOption = None,
 ) -> None:
     """Start Claude Code or Codex on a running server: personae launch claude -- --continue."""
-    from personae.api.commands.agents import LaunchFailed, prepared, start
+    from personae.api.commands.agents import prepared, start
 
-    try:
+    with errors_in_one_line():
         found = prepared(agent, arguments or (), url=url, model=model, key=key)
-    except LaunchFailed as error:
-        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(1) from None
     start(found)

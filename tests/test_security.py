@@ -37,10 +37,8 @@ MAY_ASK = {  # commands, not the server, and the process that fetches adapters f
     "api/adapters/sources/fetching.py",
     "api/adapters/cli.py",
     "api/adapters/push.py",
-    "api/commands/agents.py",
     "api/commands/remote.py",
     "api/commands/conversation.py",
-    "api/commands/served_models.py",
     "api/sse.py",
     "api/tenants/remote.py",
 }

@@ -19,6 +19,7 @@ from anyio.abc import ByteReceiveStream
 from personae import errors
 from personae.actors.framing import frame
 from personae.actors.frontend.frontend import Frontend
+from personae.actors.frontend.hang_detector import HangDetector
 from personae.actors.kit.actor import Actor
 from personae.actors.messages import (
     AdapterStats,
@@ -93,7 +94,6 @@ class EngineProcess(Actor[Never]):
         self._output_tail: deque[str] = deque(maxlen=OUTPUT_LINES)
         self._output_read = 0  # bytes
         self._pulse = Pulse(False, 0)
-        self._last_message = self._last_progress = self._last_step = 0.0
         self._latest_stats = SchedulerStats()
 
     async def started(self) -> None:
@@ -137,7 +137,9 @@ class EngineProcess(Actor[Never]):
             self._frontend.on_kv_events((AllBlocksCleared(),))
         assert facts is not None
         self._connected(facts)
-        self._last_message = self._last_progress = self._last_step = current_time()
+        self._hang = HangDetector(
+            current_time(), hang_seconds=self._hang_seconds, silence_seconds=self._silence_seconds
+        )
         self.start_soon(self._read)
         self.start_soon(self._port.write, self._line)
         self.start_soon(self._watch)
@@ -167,7 +169,7 @@ class EngineProcess(Actor[Never]):
                         stats.counters.steps != self._latest_stats.counters.steps
                         or not self._latest_stats.in_flight
                     ):
-                        self._last_step = current_time()
+                        self._hang.note_step(current_time())
                     self._latest_stats = stats
                     await frontend.streamer.send(message)
                 case Refused() | AdapterStats():
@@ -178,32 +180,20 @@ class EngineProcess(Actor[Never]):
                     frontend.on_kv_events(events)
                 case Pulse():
                     if message.handled != self._pulse.handled or not message.busy:
-                        self._last_progress = current_time()
+                        self._hang.note_progress(current_time())
                     self._pulse = message
                     frontend.core_actors = message.actors
-            self._last_message = current_time()
+            self._hang.note_message(current_time())
         raise await self._died()
 
     async def _watch(self) -> None:
         """Crash when, for too long, the engine core sends nothing, its executor handles the same message, or
         a step does not come back."""
-        pause = min(self._hang_seconds, self._silence_seconds) / 4
-        checked = current_time()
         while True:
-            await anyio.sleep(pause)
-            now = current_time()
-            held_up = now - checked > 2 * pause  # this process was: messages of the engine core are unread
-            checked = now
-            if now - self._last_message > self._silence_seconds and not held_up:
-                raise EngineCoreHangs(f"The engine core sent no message for {now - self._last_message:.1f} s")
-            if now - self._last_progress > self._hang_seconds:
-                raise EngineCoreHangs(
-                    f"The engine core has been in the same step for {now - self._last_progress:.1f} s"
-                )
-            if self._latest_stats.in_flight and now - self._last_step > self._hang_seconds:
-                raise EngineCoreHangs(
-                    f"The engine core has not returned a step for {now - self._last_step:.1f} s"
-                )
+            await anyio.sleep(self._hang.pause)
+            hang = self._hang.check(current_time(), in_flight=bool(self._latest_stats.in_flight))
+            if hang is not None:
+                raise EngineCoreHangs(hang)
 
     async def _read_output(self, output: ByteReceiveStream) -> None:
         """Log what the engine core prints, and keep the last lines."""

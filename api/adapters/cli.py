@@ -51,7 +51,7 @@ def push(
 ) -> None:
     """Upload adapters, each with a line when it is done. They can be used at once."""
     if name is not None and len(folders) > 1:
-        raise RequestError("--name is for one folder; several have their folders' names.")
+        raise RequestError("--name is for one folder; several have their folders' names.", param="name")
     fields = {"replace": "true"} if replace else {}
     fields |= {"shared": "true"} if shared else {}
 
@@ -212,7 +212,7 @@ def defaults(
         try:
             body = {"defaults": msgspec.json.decode(file.read())}
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RequestError(f"{file.name} is not JSON: {error}.") from None
+            raise RequestError(f"{file.name} is not JSON: {error}.", param="file") from None
     with server(url, key, tenant) as client:
         show_json(checked(client.patch(_path(name), json=body)).json()["defaults"])
 
@@ -236,7 +236,7 @@ def alias(
         try:
             weights[model] = float(weight)
         except ValueError:
-            raise RequestError(f"'{target}' is not MODEL=WEIGHT.") from None
+            raise RequestError(f"'{target}' is not MODEL=WEIGHT.", param="targets") from None
     body = {"targets": weights, "shared": shared}
     with server(url, key, tenant) as client:
         checked(client.put(f"/v1/adapter_aliases/{quote(name, safe='')}", json=body))

@@ -21,12 +21,12 @@ def upload(client: "httpx.Client", folder: Path, fields: Mapping[str, str]) -> d
     import httpx
 
     if folder.is_dir() and not all((folder / file).exists() for file in FILES):
-        raise RequestError(_no_adapter(folder))
+        raise RequestError(_no_adapter(folder), param="folder")
     with ExitStack() as stack:
         try:
             files = {file: stack.enter_context((folder / file).open("rb")) for file in FILES}
         except OSError as error:
-            raise RequestError(f"{error.filename}: {error.strerror}.") from None
+            raise RequestError(f"{error.filename}: {error.strerror}.", param="folder") from None
         try:
             response = client.post("/v1/adapters", data=dict(fields), files=files)
         except httpx.HTTPError as error:

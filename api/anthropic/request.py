@@ -204,6 +204,12 @@ class Metadata(Tolerant):
     user_id: str | None = None
 
 
+class Diagnostics(Tolerant):
+    """Asks why the prompt cache did not have all of what an earlier message left. No answer says that."""
+
+    previous_message_id: str | None = None
+
+
 _NO_EDITS: tuple[Any, ...] = (
     {},
     {"edits": []},
@@ -224,7 +230,6 @@ class MessagesRequest(Sampling, kw_only=True):
         "compaction": (),
         "container": (),
         "context_management": _NO_EDITS,
-        "diagnostics": ({}, {"previous_message_id": None}),
         "inference_geo": ("global",),
         "mcp_servers": ([],),
         "service_tier": ("auto", "standard_only"),
@@ -246,12 +251,13 @@ class MessagesRequest(Sampling, kw_only=True):
     # Checked, but without effect.
     metadata: Metadata | None = None
     cache_control: Any = None
+    # Listed as ignored where it names a message.
+    diagnostics: Diagnostics | None = None
     # Not supported: `unserved` has the neutral values.
     billing_policy: Any = None
     compaction: Any = None
     container: Any = None
     context_management: Any = None
-    diagnostics: Any = None
     inference_geo: Any = None
     mcp_servers: Any = None
     service_tier: Any = None

@@ -47,6 +47,8 @@ async def admit(exchange: Exchange, body: MessagesRequest) -> tuple[Job, Message
         raise UnsupportedParameter(message, param="thread", code=NO_THREADS)
     exchange = await answering(exchange, body.model)
     most, ignored = exchange.settings.max_messages, exchange.ignored
+    if body.diagnostics is not None and body.diagnostics.previous_message_id is not None:
+        ignored.append("diagnostics")
     asked, names = await exchange.prepared(lambda brief: chat_request(body, exchange.family, most, ignored))
     with names.applied(), anthropics_words():
         job, _ = await chat.admit(exchange, asked, prefix="msg_", dialect=MESSAGES)

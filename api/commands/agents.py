@@ -5,17 +5,11 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import httpx
-
-from personae.api.commands.remote import refusal, server_root, unreachable
+from personae.api.commands.remote import checked, server, server_root
+from personae.errors import RequestError
 
 _KEY = "PERSONAE_API_KEY"
-_SECONDS = 10.0
 _NO_KEY = "none"
-
-
-class LaunchFailed(Exception):
-    """Why an agent cannot be started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +49,28 @@ def prepared(
 ) -> Launch:
     """How to start the agent on the server at `url`, with a `model` or the server's first.
 
-    Raises LaunchFailed if there is no such agent, it is not installed, the server does not answer or has no
+    Raises RequestError if there is no such agent, it is not installed, the server does not answer or has no
     such model, or the model's context is too short.
     """
     env = dict(os.environ if env is None else env)
     agent = AGENTS.get(name)
     if agent is None:
-        raise LaunchFailed(f"there is no agent {name!r}; there are {', '.join(AGENTS)}")
+        raise RequestError(f"there is no agent {name!r}; there are {', '.join(AGENTS)}", param="agent")
     program = shutil.which(name, path=env.get("PATH"))
     if program is None:
-        raise LaunchFailed(f"{agent.title} is not installed; install it with `{agent.install}`")
-    root = server_root(url)
-    chosen, context = _model(root, model, key)
+        raise RequestError(f"{agent.title} is not installed; install it with `{agent.install}`")
+    chosen, context = _model(url, model, key)
     if context < agent.least_context:
-        raise LaunchFailed(
+        raise RequestError(
             f"{agent.title} needs a context of {agent.least_context} tokens, and that of {chosen} has "
             f"{context}; serve a model with a longer one, or raise --max-model-len"
         )
     if name == "claude":
         env.pop("ANTHROPIC_API_KEY", None)  # of another account
-        return Launch(program, (name, *arguments), env | _claude(root, chosen, key))
-    return Launch(program, (name, *_codex(root, chosen), *arguments), env | {_KEY: key or _NO_KEY})
+        return Launch(program, (name, *arguments), env | _claude(server_root(url), chosen, key))
+    return Launch(
+        program, (name, *_codex(server_root(url), chosen), *arguments), env | {_KEY: key or _NO_KEY}
+    )
 
 
 def start(launch: Launch) -> None:
@@ -83,19 +78,14 @@ def start(launch: Launch) -> None:
     os.execve(launch.program, launch.arguments, launch.env)  # noqa: S606  that is the command
 
 
-def _model(root: str, model: str | None, key: str | None) -> tuple[str, int]:
+def _model(url: str, model: str | None, key: str | None) -> tuple[str, int]:
     """The model that answers, and the tokens of its context."""
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    try:
-        response = httpx.get(f"{root}/v1/models", headers=headers, timeout=_SECONDS)
-    except httpx.HTTPError as error:
-        raise LaunchFailed(unreachable(root, error)) from None
-    if response.is_error:
-        raise LaunchFailed(refusal(response))
-    lengths = {card["id"]: int(card["max_model_len"]) for card in response.json()["data"]}
+    with server(url, key) as client:
+        cards = checked(client.get("/v1/models")).json()["data"]
+    lengths = {card["id"]: int(card["max_model_len"]) for card in cards}
     chosen = next(iter(lengths)) if model is None else model
     if chosen not in lengths:
-        raise LaunchFailed(f"there is no model {chosen!r}; there are {', '.join(lengths)}")
+        raise RequestError(f"there is no model {chosen!r}; there are {', '.join(lengths)}")
     return chosen, lengths[chosen]
 
 

@@ -1,6 +1,7 @@
 """What commands share: errors in one line, options of a running server, and options from a class of them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -13,7 +14,7 @@ from typer.core import TyperCommand
 
 from personae.api.options import GROUPS, Option, options_of
 from personae.api.wire.compat_names import option_here
-from personae.errors import PersonaeError
+from personae.errors import EngineLost, LoadError, PersonaeError
 from personae.grammar.fuzzy_match import nearest
 
 P = ParamSpec("P")
@@ -25,20 +26,44 @@ KeyOption = Annotated[
     str | None, typer.Option("--key", envvar="PERSONAE_API_KEY", help="Better given as PERSONAE_API_KEY.")
 ]
 
+FAILED = 1
+"""The exit code of a command that failed, or whose answer is no."""
+
+UNUSABLE = 2
+"""The exit code where the command line is wrong, as Click has it, or names what cannot be used."""
+
+ENGINE_LOST = 3
+"""The exit code of a server whose engine failed too often."""
+
 _CONFIG = "config"
 _Value = str | int | float | bool | None
 
 
+def exit_code(error: PersonaeError) -> int:
+    """The exit code of a command that ends with this error."""
+    if isinstance(error, EngineLost):
+        return ENGINE_LOST
+    wrong_input = error.status == 400 and error.param is not None
+    return UNUSABLE if wrong_input or isinstance(error, LoadError) else FAILED
+
+
+@contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """A PersonaeError inside the block is printed as one line, and ends the command with its exit code."""
+    try:
+        yield
+    except PersonaeError as error:
+        typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(exit_code(error)) from None
+
+
 def reporting(command: Callable[P, None]) -> Callable[P, None]:
-    """The command, with its errors as one line and exit code 2."""
+    """The command, with its errors as one line and their exit codes."""
 
     @wraps(command)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
+        with errors_in_one_line():
             command(*args, **kwargs)
-        except PersonaeError as error:
-            typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
-            raise typer.Exit(2) from None
 
     return guarded
 

@@ -54,7 +54,19 @@ def server(url: str, key: str | None, tenant: str | None = None) -> Iterator["ht
 
 
 def checked(response: "httpx.Response") -> "httpx.Response":
-    """The response, unless it is an error: then RequestError with the server's reason."""
+    """The response, unless it is an error: then RequestError with the server's reason, and with the field
+    if the server refused one (400)."""
     if response.is_error:
-        raise RequestError(refusal(response))
+        raise RequestError(refusal(response), param=_field(response))
     return response
+
+
+def _field(response: "httpx.Response") -> str | None:
+    """The field that a 400 names."""
+    if response.status_code != RequestError.status:
+        return None
+    try:
+        field = response.json()["error"]["param"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return field if isinstance(field, str) else None

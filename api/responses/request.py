@@ -53,6 +53,14 @@ class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: Literal[False] | None = None
 
 
+class BackgroundOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """`background_options`: within what time the answer has to be there, and what it belongs to. They have
+    no effect, because every answer is made as soon as there is room."""
+
+    completion_window: Literal["soonest", "2h", "8h"] | None = None
+    continuation_id: str | None = None
+
+
 class ConversationId(msgspec.Struct, forbid_unknown_fields=True):
     """`conversation` as an object."""
 
@@ -132,6 +140,7 @@ class ResponsesRequest(ItemsBody, Sampling, kw_only=True):
     # The kept conversation that it belongs to, and whether its client fetches the answer later.
     conversation: str | ConversationId | None = None
     background: bool | None = None
+    background_options: BackgroundOptions | None = None
     # As for chat completions.
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_token_budget: int | None = None

@@ -19,7 +19,7 @@ from personae.errors import NotFound, RequestError
 logger = logging.getLogger(__name__)
 
 LONGEST_TTL = 30 * 86400
-OPENAI_TTL = 1800  # "30m", the only value of `prompt_cache_options.ttl`
+OPENAI_TTL = {"30m": 1800, "12h": 43_200}  # `prompt_cache_options.ttl`, in seconds
 FLUSH_SECONDS = 2.0
 _SUMS = ("requests", "prompt", "cached", "completion")
 _PUT = (
@@ -92,7 +92,7 @@ class SessionStore:
         """How many seconds the next request's keys and values are kept after it."""
         session = self._live(tenant).get(name)
         ttl = self._ttl if session is None else session.ttl
-        return ttl if options is None or options.ttl is None else max(ttl, OPENAI_TTL)
+        return ttl if options is None or options.ttl is None else max(ttl, OPENAI_TTL[options.ttl])
 
     def begin(self, tenant: str, name: str, ttl: int) -> Turn:
         """A request of the session begins to run. Pass what this returns to `end` or `withdraw`."""

@@ -15,7 +15,7 @@ from personae.actors.options import OptionInfo, parse_size
 from personae.api.commands.command_line import JsonOption, expand_options, reporting
 from personae.api.commands.remote import URL, server
 from personae.api.commands.table import date, show, show_json
-from personae.errors import LoadError, RequestError, StorageFailed
+from personae.errors import LoadError, Overloaded, RequestError
 
 if TYPE_CHECKING:
     from personae.api.tenants.data import DataDir
@@ -54,8 +54,8 @@ def _revoking(what: str) -> Iterator[None]:
     """If a revocation fails, say what is still valid."""
     try:
         yield
-    except (LoadError, StorageFailed) as error:
-        raise LoadError(
+    except (LoadError, Overloaded) as error:
+        raise type(error)(
             f"{what} was NOT revoked and still works: {error.message} "
             "Run this command again when there is space on the disk, and the server or the database answers."
         ) from None
@@ -99,7 +99,8 @@ class RecordsOptions:
         elif self.url is not None:
             raise RequestError(
                 "--url names a running server, but --data-dir, --database-url or PERSONAE_DATABASE_URL the "
-                "records themselves: give one of them."
+                "records themselves: give one of them.",
+                param="url",
             )
         else:
             with self._data(new=new) as data:
@@ -114,7 +115,8 @@ class RecordsOptions:
         if self.data_dir is None and self.database_url is None:
             raise RequestError(
                 "`tenants import` adds all tenants or none, which no route does: give --data-dir "
-                "or --database-url."
+                "or --database-url.",
+                param="data_dir",
             )
         with self._data(new=True) as data:
             yield TenantStore(data)
@@ -272,9 +274,9 @@ def import_tenants(
     try:
         found = msgspec.json.Decoder(ImportedTenant, strict=True).decode_lines(file.read_bytes())
     except OSError as error:
-        raise RequestError(f"{file}: {error.strerror}.") from None
+        raise RequestError(f"{file}: {error.strerror}.", param="file") from None
     except msgspec.MsgspecError as error:
-        raise RequestError(f"{file}: {error}.") from None
+        raise RequestError(f"{file}: {error}.", param="file") from None
     with where.records() as tenants:
         made = tenants.create_many(
             [(each.name, TenantLimits(**each.limits.named())) for each in found], keys=keys

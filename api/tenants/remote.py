@@ -9,7 +9,7 @@ import msgspec
 from personae.api.commands.remote import checked, refusal, unreachable
 from personae.api.tenants.store import ApiKey, Role, Tenant, TenantLimits
 from personae.api.tenants.usage import Column, UsageRow
-from personae.errors import Conflict, LoadError, StorageFailed
+from personae.errors import Conflict, Overloaded, StorageFailed
 
 if TYPE_CHECKING:
     import httpx
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 class RemoteRecords:
     """What `TenantStore` and `UsageLedger` do for commands, asked of a server. Every method raises
-    RequestError with the server's reason, StorageFailed if the server failed, and LoadError if no answer
+    RequestError with the server's reason, StorageFailed if the server failed, and Overloaded if no answer
     comes."""
 
     def __init__(self, client: "httpx.Client") -> None:
@@ -89,7 +89,7 @@ class RemoteRecords:
         try:
             response = self._client.request(method, path, json=body, params=params)
         except httpx.HTTPError as error:
-            raise LoadError(unreachable(str(self._client.base_url), error)) from None
+            raise Overloaded(unreachable(str(self._client.base_url), error)) from None
         if response.is_server_error:
             raise StorageFailed(refusal(response))
         answer: dict[str, Any] = checked(response).json()

@@ -126,6 +126,10 @@ def _hint(request: Request) -> str:
         return f" Did you mean {near}?"
     if (here := route_here(request.url.path)) is not None:
         return f" {here}"
+    tails = ("/".join(parts[start:]) for start in range(1, len(parts)))
+    ours = next((route for tail in tails for route in (f"/v1/{tail}", f"/{tail}") if route in known), None)
+    if ours is not None:
+        return f" Here it is {ours}."
     return f" There are {', '.join(whole)}."
 
 
@@ -146,6 +150,8 @@ async def http_error(request: Request, error: Exception) -> Response:
     if error.status_code == MethodNotAllowed.status:
         served = ", ".join(_methods(request))
         text = f"{path} does not serve {method}. It serves {served}."
+        if (here := route_here(path)) is not None:
+            text += f" {here}"
         response = refusal(scope, MethodNotAllowed(text))
         response.headers["allow"] = served
         return response

@@ -18,4 +18,6 @@ class CacheOptions(msgspec.Struct, forbid_unknown_fields=True):
     """`prompt_cache_options`. `ttl`: how long the session is kept at least, if there is room."""
 
     mode: Literal["implicit"] | None = None
-    ttl: Literal["30m"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
+    comparison_response_id: None = None
+    prewarm: Literal[False] | None = None

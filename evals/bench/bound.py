@@ -68,11 +68,10 @@ async def wave(url: str, sent: Sequence[Request]) -> list[Answer]:
     answers = await asyncio.gather(*(ask(url, request) for request in sent))
     for answer in answers:
         if answer.error:
-            raise RequestError(f"{url} does not answer: {answer.error}.", param="url")
+            raise RequestError(f"{url} does not answer: {answer.error}.")
         if answer.complete and answer.tokens < answer.request.body["max_tokens"]:
             raise RequestError(
-                f"An answer of {answer.tokens} tokens ended before its budget: this model ends.",
-                param="model",
+                f"An answer of {answer.tokens} tokens ended before its budget: this model ends."
             )
     return list(answers)
 

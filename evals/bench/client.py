@@ -114,7 +114,7 @@ async def get_json(url: str, path: str, key: str | None = None) -> Any:
     try:
         reader, writer = await _connect(url)
     except OSError as error:
-        raise RequestError(f"There is no server at {url}: {error}.", param="url") from None
+        raise RequestError(f"There is no server at {url}: {error}.") from None
     try:
         writer.write(_head("GET", where.path + path, where.netloc, key))
         status, headers = await _answer_head(reader)
@@ -122,11 +122,9 @@ async def get_json(url: str, path: str, key: str | None = None) -> Any:
     finally:
         writer.close()
     if status == Unauthorized.status:
-        raise RequestError(
-            f"{url} wants an API key: give one as PERSONAE_API_KEY, or with --key.", param="key"
-        )
+        raise RequestError(f"{url} wants an API key: give one as PERSONAE_API_KEY, or with --key.")
     if status != 200:
-        raise RequestError(f"{url}{path} answers with status {status}.", param="url")
+        raise RequestError(f"{url}{path} answers with status {status}.")
     return json.loads(text)
 
 

@@ -96,7 +96,7 @@ def read_run(folder: Path) -> Run:
     path = folder / RESULTS if folder.is_dir() else folder
     lines = list(_lines(path))
     if not lines or not isinstance(lines[0], Head):
-        raise RequestError(f"{path} is no run: its first line has to be its head.")
+        raise RequestError(f"{path} is no run: its first line has to be its head.", param="run")
     plays: dict[Key, list[OutcomeRecord]] = {}
     for line in lines:
         if isinstance(line, OutcomeRecord):
@@ -117,12 +117,12 @@ def _lines(path: Path) -> Iterator[Line]:
     try:
         raw = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise RequestError(f"{path}: {error.strerror}.") from None
+        raise RequestError(f"{path}: {error.strerror}.", param="run") from None
     for number, line in enumerate(raw[:-1], 1):  # what follows the last line break was not finished
         try:
             yield decoder.decode(line)
         except msgspec.DecodeError as error:
-            raise RequestError(f"{path}, line {number}: {error}.") from None
+            raise RequestError(f"{path}, line {number}: {error}.", param="run") from None
 
 
 class Log:

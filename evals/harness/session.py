@@ -154,7 +154,9 @@ async def open_target(options: EvalOptions) -> AsyncIterator[Target]:
     """The target that the options name. Raises LoadError or RequestError."""
     if options.url is not None:
         if options.serve or options.model is not None or options.adapters:
-            raise RequestError("`--url` is a server that runs; `--serve` and `--model` would start another.")
+            raise RequestError(
+                "`--url` is a server that runs; `--serve` and `--model` would start another.", param="url"
+            )
         async with open_server(options.url, options.key, options.timeout) as server:
             yield server
     elif options.serve:

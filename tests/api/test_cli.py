@@ -20,7 +20,7 @@ from personae.api.cli import app
 from personae.api.http.address import bind
 from personae.api.mcp import allowed
 from personae.api.options import GROUPS, Replicas, ServeOptions, options_of
-from personae.api.wire.compat_names import option_here
+from personae.api.wire.compat_names import _OPTIONS, _SHORT, option_here
 
 OPTION = re.compile(r"--[a-z-]+[a-z]")
 SERVE = get_command(app).commands["serve"].params
@@ -434,6 +434,10 @@ def test_the_defaults_are_loopback_and_nothing_chosen(asked: list[tuple[object, 
         (["--allowed-origin", "app.example"], "write it as https://app.example"),
         (["--allowed-origin", "https://app.example/"], "write it as https://app.example"),
         (["--max-num-seqs", "4"], "Here it is --max-seqs."),
+        (["-tp", "2"], "No such option: -tp. Here it is --tensor-parallel-size."),
+        (["--tp=2"], "No such option: --tp. Here it is --tensor-parallel-size."),
+        (["-m", "model.gguf"], "No such option: -m. The model is the argument before the options"),
+        (["-ngl", "99"], "--device cuda"),
         (["--pipeline-parallel-size", "0"], "--pipeline-parallel-size"),
         (["--tensor-parallel-size", "0"], "--tensor-parallel-size"),
     ],
@@ -459,6 +463,12 @@ def test_every_option_of_vllm_that_the_docs_compare_is_known_or_told_what_to_do(
 
 def test_no_option_of_ours_is_taken_for_anothers() -> None:
     assert [name for name in OURS if option_here(name) is not None] == []
+
+
+def test_what_to_do_about_anothers_option_names_only_options_of_ours() -> None:
+    hints = [hint for name in (*_OPTIONS, *_SHORT) if (hint := option_here(name)) is not None]
+    assert len(hints) == len(_OPTIONS) + len(_SHORT)
+    assert {name for hint in hints for name in OPTION.findall(hint)} <= OURS
 
 
 def test_the_version_is_the_packages() -> None:

@@ -64,7 +64,7 @@ def test_a_disk_that_is_really_full_refuses_what_stores_and_nothing_else(tmp_pat
     for what in ("upload an adapter", "upload a file", "start a batch"):
         assert delivered[what] == REFUSED, what
     assert delivered["create a key"] == [
-        2, "error: The server's disk is full; delete something, or try again later.\n"
+        1, "error: The server's disk is full; delete something, or try again later.\n"
     ]  # fmt: skip
     for what in ("delete the adapter", "delete the file", "cancel the batch"):
         assert delivered[what] == [200, None, None], what

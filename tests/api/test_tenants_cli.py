@@ -78,7 +78,7 @@ def test_a_thousand_tenants_come_from_one_file_or_none(tmp_path: Path) -> None:
     lines = [json.dumps({"name": f"t{n}", "limits": {"concurrent": n}}) for n in range(1000)]
     file.write_text("\n".join([*lines, json.dumps({"name": "t5"})]))
     refused = call(f"tenants import {file} {where}")
-    assert (refused.exit_code, "'t5'" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "'t5'" in refused.stderr) == (1, True)
     file.write_text(json.dumps({"name": "x", "limits": {"conccurrent": 1}}))
     assert "conccurrent" in call(f"tenants import {file} {where}").stderr
     assert json.loads(call(f"tenants list {where} --json").stdout) == []
@@ -126,7 +126,7 @@ def test_a_revoked_name_is_freed_and_usage_is_shown(tmp_path: Path) -> None:
     assert row["hour"] == 1_800_000_000
     assert json.loads(call(f"usage {where} --json --to 2027-01-15").stdout) == []
     call(f"tenants revoke ann {where}")
-    assert call(f"tenants create ann {where}").exit_code == 2
+    assert call(f"tenants create ann {where}").exit_code == 1
     assert call(f"tenants free ann {where}").exit_code == 0
     assert call(f"tenants create ann {where}").exit_code == 0
 
@@ -179,10 +179,10 @@ def test_push_list_and_remove(fixture: tuple[UploadFixture, str], tmp_path: Path
     assert pushed.exit_code == 0, pushed.output
     assert re.fullmatch(r"poet version 1 sha256 [0-9a-f]{64}\n", pushed.stdout)
     again = call(f"adapters push {folder} --url {url}", env=env)
-    assert (again.exit_code, "`replace`" in again.stderr) == (2, True)
+    assert (again.exit_code, "`replace`" in again.stderr) == (1, True)
     assert "version 2" in call(f"adapters push {folder} --url {url} --replace", env=env).stdout
     assert call(f"adapters push {folder} --name other --url {url} --key {key}").exit_code == 0
-    assert call(f"adapters push {folder} --name all --shared --url {url}", env=env).exit_code == 2
+    assert call(f"adapters push {folder} --name all --shared --url {url}", env=env).exit_code == 1
     names, own, *listed = call(f"adapters list --url {url}", env=env).stdout.splitlines()
     assert names.split() == ["TENANT", "NAME", "VERSION", "RANK", "TARGETS", "SIZE", "NOTE"]
     assert re.split("  +", own.strip()) == ["team/pirate", "8", "the server's own"]
@@ -198,9 +198,9 @@ def test_push_list_and_remove(fixture: tuple[UploadFixture, str], tmp_path: Path
     ]
     assert call(f"adapters remove poet --url {url}", env=env).stdout == "poet removed\n"
     gone = call(f"adapters remove poet --url {url}", env=env)
-    assert (gone.exit_code, gone.stderr) == (2, "error: There is no adapter `poet`.\n")
+    assert (gone.exit_code, gone.stderr) == (1, "error: There is no adapter `poet`.\n")
     refused = call(f"adapters list --url {url}")
-    assert (refused.exit_code, "PERSONAE_API_KEY" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "PERSONAE_API_KEY" in refused.stderr) == (1, True)
     (folder / TENSORS).unlink()
     missing = call(f"adapters push {folder} --url {url}", env=env)
     assert (missing.exit_code, TENSORS in missing.stderr) == (2, True)
@@ -241,7 +241,7 @@ def test_without_a_data_directory_a_server_is_asked(fixture: tuple[UploadFixture
     assert (row["tenant"], row["spend"]) == ("bob", 0.25)
     assert json.loads(ask("usage --json --to 2020-01-01").stdout) == []
     refused = ask("tenants list", {"PERSONAE_API_KEY": served.key("eve")})
-    assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
+    assert (refused.exit_code, len(refused.stderr.splitlines())) == (1, 1)
 
 
 def test_a_revocation_that_the_server_did_not_do_is_told_to_work_still(
@@ -256,7 +256,7 @@ def test_a_revocation_that_the_server_did_not_do_is_told_to_work_still(
     monkeypatch.setattr(served.tenants, "revoke_key", full)
     for where, why in ((url, "disk is full"), ("http://127.0.0.1:9", "does not answer")):
         done = call(f"keys revoke {key} --url {where} --key {root}")
-        assert done.exit_code == 2
+        assert done.exit_code == 1
         assert done.stderr.startswith("error: The key was NOT revoked and still works: ")
         assert why in done.stderr
 
@@ -281,15 +281,15 @@ def test_an_admin_lists_and_removes_any_tenants_adapters(
     assert call(f"adapters push {folder} --url {url} --key {ann}").exit_code == 0
     _, *listed = call(f"adapters list --tenant * --url {url} --key {root}").stdout.splitlines()
     assert [line.split()[:3] for line in listed] == [["ann", "poet", "1"]]
-    assert call(f"adapters list --tenant * --url {url} --key {ann}").exit_code == 2
-    assert call(f"adapters remove poet --url {url} --key {root}").exit_code == 2
+    assert call(f"adapters list --tenant * --url {url} --key {ann}").exit_code == 1
+    assert call(f"adapters remove poet --url {url} --key {root}").exit_code == 1
     assert call(f"adapters remove poet --tenant ann --url {url} --key {root}").exit_code == 0
     assert json.loads(call(f"adapters list --json --tenant ann --url {url} --key {root}").stdout) == []
 
 
 def test_a_server_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     result = call("adapters list --url http://127.0.0.1:9")
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert result.stderr.startswith("error: http://127.0.0.1:9 does not answer")
     assert "--url" in result.stderr
 
@@ -299,7 +299,7 @@ def test_the_servers_own_adapters_are_listed_and_stay(fixture: tuple[UploadFixtu
     listed = call(f"adapters list --url {url}/v1")
     assert re.split("  +", listed.stdout.splitlines()[1].strip()) == ["team/pirate", "8", "the server's own"]
     kept = call(f"adapters remove base --url {url}")
-    assert (kept.exit_code, "`base` is the server's own" in kept.stderr) == (2, True)
+    assert (kept.exit_code, "`base` is the server's own" in kept.stderr) == (1, True)
 
 
 def test_an_adapter_without_ranks_is_listed(
@@ -365,14 +365,14 @@ def test_many_folders_are_pushed_for_a_tenant_and_a_version_is_rolled_back(
     assert pushed.exit_code == 0, pushed.output
     assert sorted(line.split()[0] for line in pushed.stdout.splitlines()) == ["one", "three", "two"]
     partly = call(f"adapters push {every} {tmp_path / 'none'} {end} --replace")
-    assert (partly.exit_code, len(partly.stdout.splitlines())) == (2, 3)
+    assert (partly.exit_code, len(partly.stdout.splitlines())) == (1, 3)
     assert "1 of 4 adapters were not uploaded" in partly.stderr
     assert call(f"adapters push {every} --name a {end}").exit_code == 2
     assert call(f"adapters rollback one {end}").stdout == "one is one@1, pinned\n"
     assert "no version of one before 1" in call(f"adapters rollback one {end}").stderr
     assert call(f"adapters unpin one {end}").stdout == "one is one@2\n"
     assert call(f"adapters pin one 1 {end}").stdout == "one is one@1, pinned\n"
-    assert call(f"adapters pin one 9 {end}").exit_code == 2
+    assert call(f"adapters pin one 9 {end}").exit_code == 1
     shown = call(f"adapters versions one --url {url} --key {ann}").stdout
     assert re.search(r"one@1 .* pinned", shown)
     assert "one@2" in shown
@@ -397,6 +397,6 @@ def test_defaults_are_shown_and_changed_and_a_source_goes_to_the_server(
     (tmp_path / "new.json").write_text("{")
     assert "is not JSON" in call(f"adapters defaults poet {tmp_path / 'new.json'} {end}").stderr
     refused = call(f"adapters push hf://org/poet s3://b/x {end}")
-    assert refused.exit_code == 2
+    assert refused.exit_code == 1
     assert "hf://org/poet: No source may be fetched from" in refused.stderr
     assert "2 of 2 adapters were not uploaded" in refused.stderr

@@ -163,6 +163,14 @@ async def test_edits_of_the_context_that_clear_something_are_refused(edit: dict[
     assert (visit.status, visit.error["param"]) == (400, "context_management")
 
 
+async def test_who_asks_for_a_diagnosis_of_the_cache_is_answered_in_each_turn() -> None:
+    app = create_app(FakeEngine())
+    first = await ask(app, diagnostics={"previous_message_id": None})
+    assert (first.status, "x-personae-ignored" in first.headers) == (200, False)
+    second = await ask(app, diagnostics={"previous_message_id": "msg_1"})
+    assert (second.status, second.headers["x-personae-ignored"]) == (200, "diagnostics")
+
+
 async def test_the_block_that_counts_claude_codes_requests_is_not_in_the_prompt() -> None:
     engine = FakeEngine()
     app = create_app(engine)

@@ -11,7 +11,8 @@ from fake_engine import FakeEngine
 from live_server import serving
 
 from personae.api.app import create_app
-from personae.api.commands.agents import LaunchFailed, prepared
+from personae.api.commands.agents import prepared
+from personae.errors import RequestError
 
 ECHO = """#!/bin/sh
 for each in "$@"; do echo "$each"; done
@@ -66,7 +67,7 @@ def test_codex_starts_with_the_server_as_its_provider(address: str, programs: di
 
 def test_what_cannot_be_started_says_why(address: str, programs: dict[str, str]) -> None:
     def why(name: str = "claude", url: str = address, model: str | None = None, **env: str) -> str:
-        with pytest.raises(LaunchFailed) as failed:
+        with pytest.raises(RequestError) as failed:
             prepared(name, (), url=url, model=model, key=None, env=programs | env)
         return str(failed.value)
 

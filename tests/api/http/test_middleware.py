@@ -81,6 +81,13 @@ async def test_a_method_that_is_not_served_is_told_all_that_the_path_serves(app:
         ("/generate", "Here it is /v1/completions."),
         ("/redoc", "Here it is /docs."),
         ("/api/chat", "Here it is /v1/chat/completions."),
+        ("/api/embeddings", "Here it is /v1/embeddings."),
+        ("/api/version", "Here it is /version."),
+        ("/v1beta/models", "Here it is /v1/models."),
+        ("/api/delete", "/v1/adapters uploads and removes adapters."),
+        ("/v1/uploads", "A file comes in one request: POST /v1/files."),
+        ("/wake_up", "`personae serve --model NAME=MODEL --keep-alive SECONDS`."),
+        ("/v1/videos", "Making videos is not served"),
         ("/v1/chat/completion", "Did you mean /v1/chat/completions?"),
         ("/tokenise", "Did you mean /tokenize?"),
         ("/v1/audio/transcriptions", "Transcription is not served"),
@@ -92,6 +99,12 @@ async def test_a_route_that_is_not_there_names_the_one_that_was_meant(
     visit = await asgi.Visit(path, {}).run(app)
     assert visit.status == 404
     assert visit.error["message"].endswith(hint) or f"{hint}: " in visit.error["message"]
+
+
+async def test_a_route_that_a_route_of_ours_takes_for_an_id_names_what_was_meant(app: Starlette) -> None:
+    visit = await asgi.Visit("/v1/responses/compact", {}).run(app)
+    assert visit.status == 405
+    assert visit.error["message"].endswith("or another `previous_response_id`.")
 
 
 @pytest.mark.parametrize("path", ["/v1/nope", "/v1", "/nowhere/at/all"])

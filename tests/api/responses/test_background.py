@@ -48,6 +48,16 @@ def client(fixture: UploadFixture) -> Iterator[OpenAI]:
         yield client
 
 
+def test_a_response_may_say_when_it_has_to_be_there(client: OpenAI) -> None:
+    window = {"background_options": {"completion_window": "2h", "continuation_id": "job"}}
+    begun = client.responses.create(model="base", input="hi", background=True, extra_body=window)
+    eventually(lambda: client.responses.retrieve(begun.id).status == "completed", "it is complete")
+    window["background_options"]["completion_window"] = "9h"
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(model="base", input="hi", background=True, extra_body=window)
+    assert refused.value.param == "background_options.completion_window"
+
+
 def test_a_response_is_begun_polled_and_complete(client: OpenAI, fixture: UploadFixture) -> None:
     begun = client.responses.create(model="base", input="hi", background=True)
     assert (begun.status, begun.background, begun.store, begun.output) == ("queued", True, True, [])

@@ -20,7 +20,7 @@ from personae.errors import NotFound, Overloaded, StorageFailed
 
 pytestmark = pytest.mark.anyio
 CHAT: dict[str, Any] = {"model": "base", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-OPTIONS = {"mode": "implicit", "ttl": "30m"}
+OPTIONS = {"mode": "implicit", "ttl": "30m", "comparison_response_id": None, "prewarm": False}
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
@@ -28,15 +28,16 @@ async def test_the_session_of_a_body_reaches_the_engine(path: str) -> None:
     engine = FakeEngine()
     body = CHAT if path.endswith("completions") else {"model": "base", "input": "hi"}
     async with client(create_app(engine, ApiSettings(session_ttl=60))) as asking:
-        for more in ({}, {"prompt_cache_options": OPTIONS}, {"prompt_cache_retention": "in_memory"}):
+        long = {"prompt_cache_options": {"ttl": "12h"}}
+        for more in ({}, {"prompt_cache_options": OPTIONS}, long, {"prompt_cache_retention": "in_memory"}):
             answer = await asking.post(path, json={**body, "prompt_cache_key": "s", **more})
             assert answer.status_code == 200, answer.text
         await asking.post(path, json={**body, "prompt_cache_key": "s"}, headers={"x-session-id": "header"})
         await asking.post(path, json=body)
     logs = engine.submitted
-    assert [log.session for log in logs] == [*[session_key("s")] * 3, session_key("header"), None]
-    assert [log.session_seconds for log in logs] == [60, 1800, 1800, 60, 0]
-    assert [log.in_memory for log in logs] == [False, False, True, False, False]
+    assert [log.session for log in logs] == [*[session_key("s")] * 4, session_key("header"), None]
+    assert [log.session_seconds for log in logs] == [60, 1800, 43_200, 43_200, 60, 0]
+    assert [log.in_memory for log in logs] == [False, False, False, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,12 @@ async def test_the_session_of_a_body_reaches_the_engine(path: str) -> None:
         ("prompt_cache_retention", "48h", "prompt_cache_retention"),
         ("prompt_cache_options", {"mode": "explicit"}, "prompt_cache_options.mode"),
         ("prompt_cache_options", {"ttl": "1h"}, "prompt_cache_options.ttl"),
+        ("prompt_cache_options", {"prewarm": True}, "prompt_cache_options.prewarm"),
+        (
+            "prompt_cache_options",
+            {"comparison_response_id": "resp_1"},
+            "prompt_cache_options.comparison_response_id",
+        ),
         ("prompt_cache_options", {"size": 1}, "prompt_cache_options.size"),
     ],
 )
