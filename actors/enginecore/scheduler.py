@@ -51,6 +51,7 @@ COUNT_SECONDS = 1.0  # until what the tier has stored meanwhile is reported, if 
 STORE_SECONDS = 0.05  # between two attempts to store idle pages, if the tier has no room
 AHEAD_SECONDS = 0.003  # with `late`, the next step is planned so long before the end of the running one
 AHEAD_SHARE = 0.1  # of the step's expected time, in addition, since that is an estimate
+SHORTEST_WAIT = 0.003  # seconds; a step that would be planned sooner than that is planned at once
 
 
 log = logging.getLogger("personae.engine")
@@ -64,7 +65,8 @@ class SchedulerActor(Actor[Message]):
     With `late` the next step is planned when the running one is about to end, estimated from earlier steps.
     Then sequences that arrive during a step join the next one, not the one after that. A device that runs
     ahead needs its plan sooner, and so do stages, which compute `steps_at_once`. If a tenant's first sequence
-    arrives after that, the step is planned again, unless the executor has begun it.
+    arrives after that, the step is planned again, unless the executor has begun it. The next step after one
+    of a few milliseconds is planned at once: a timer would take the interpreter when the executor wants it.
     """
 
     def __init__(
@@ -283,7 +285,8 @@ class SchedulerActor(Actor[Message]):
     def _schedule_next(self) -> None:
         """Compute when to plan the next step: the executor begins the last plan now."""
         seconds = self._scheduler.expected() if self._late else 0.0
-        self._due = current_time() + seconds * (1 - AHEAD_SHARE) - AHEAD_SECONDS
+        wait = seconds * (1 - AHEAD_SHARE) - AHEAD_SECONDS
+        self._due = current_time() + wait if wait >= SHORTEST_WAIT else 0.0
 
     def _too_early(self) -> bool:
         """Whether the next step is better planned later. If so, a timer plans it."""

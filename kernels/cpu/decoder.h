@@ -72,7 +72,7 @@ class Decoder {
         }
         add(m_.layers, LAST, row_blocks());
         unrouted_ = row_blocks();
-        run(batch.overlap);
+        run(batch.count, batch.overlap);
     }
 
     // hidden [count][hidden] -> logits [count][vocab]; `logit_mask` (null: all) has a bit for each. Of 32 of a row without one
@@ -83,8 +83,9 @@ class Decoder {
         head_.set(logit_mask, count, m_.output->groups);
         phases_.clear();
         add(0, HEAD_NORM, (count + BLOCK_ROWS - 1) / BLOCK_ROWS);
-        add(0, HEAD_PRODUCT, items_of(*m_.output, count));
-        run();
+        const int64_t items = items_of(*m_.output, count);
+        add(0, HEAD_PRODUCT, items, items, m_.output);
+        run(count);
     }
 
    private:
@@ -116,25 +117,29 @@ class Decoder {
     };
     static constexpr int64_t BLOCK_ROWS = 4;
 
-    void add(int64_t layer, Kind kind, int64_t size, int64_t products = 0) {
+    // w: what the phase's products read; null: it has none.
+    void add(int64_t layer, Kind kind, int64_t size, int64_t products = 0, const Packed* w = nullptr) {
         if (!size) return;
         phases_.push_back({layer, kind, products});
         sizes_.push_back(size);
+        reads_.push_back({w ? w->memory : nullptr, w ? w->bytes() : 0, products});
     }
     void product(int64_t layer, Kind kind, Input input, const Packed& w) {
         const int64_t products = items_of(w, b_->count), shrinks = plan_ ? int64_t(plan_->shrink[input].size()) : 0;
         if (plan_ && plan_->at_hand) {  // the products want what was shrunk
             add(layer, kind, shrinks);
-            add(layer, kind, products, products);
+            add(layer, kind, products, products, &w);
         } else {
-            add(layer, kind, products + shrinks, products);
+            add(layer, kind, products + shrinks, products, &w);
         }
     }
-    void run(void (*first)() = nullptr) {
+    void run(int64_t rows, void (*first)() = nullptr) {
+        if (rows > PANEL) reads_.clear();  // the second cache is full of rows
         team_.run(sizes_, [](void* self, int phase, int64_t item, int thread) {
             ((Decoder*)self)->work(((Decoder*)self)->phases_[phase], item, thread);
-        }, this, first);
+        }, this, first, reads_);
         sizes_.clear();
+        reads_.clear();
     }
     int64_t row_blocks() const { return (b_->count + BLOCK_ROWS - 1) / BLOCK_ROWS; }
     int64_t gate_width(const DecoderLayer& l) const {  // wide enough to stream, narrow enough to share
@@ -556,6 +561,7 @@ class Decoder {
     bool several_ = false;  // a row has more than one token: all keys are written before anyone attends
     std::vector<Phase> phases_;
     std::vector<int64_t> sizes_;
+    std::vector<Team::Reads> reads_;
     const float* head_from_ = nullptr;
     float* head_to_ = nullptr;
     int64_t head_count_ = 0;

@@ -81,7 +81,7 @@ int64_t multiply_sixteens(const WholeRows& x, int64_t rows, const Packed& w, int
         for (int64_t r = 0; r < 16; r++)
             store(group.c.tile[i] + r * 16, layout_of(KEPT).scaled ? Vec{} : load(group.bias.half[i % 2]));
     for (int64_t first = 0; first < x.blocks && sixteens; first += tiles.BLOCKS) {
-        const LevelsChunk chunk(w, g, first, tiles.BLOCKS, 0);
+        const LevelsChunk chunk(w, g, first, tiles.BLOCKS, 0, tiles.L);
         tiles.read(chunk, group);
         for (int64_t half = 0; half < 2; half++)
             for (int64_t i = 0; i < sixteens; i++)

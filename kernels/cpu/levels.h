@@ -18,9 +18,9 @@ struct LevelsChunk {
     const int64_t first, last, share, at;  // at: bytes from a group's first block
     const char* ahead;
 
-    LevelsChunk(const Packed& w, int64_t g, int64_t first, int64_t blocks, int64_t share)
-        : first(first), last(std::min(w.blocks, first + blocks)), share(share),
-          at(layout_of(w.kept).blocks_bytes(first)), ahead(w.group(g) + at + FAR) {}
+    LevelsChunk(const Packed& w, int64_t g, int64_t first, int64_t blocks, int64_t share, const Layout& l)
+        : first(first), last(std::min(w.blocks, first + blocks)), share(share), at(l.blocks_bytes(first)),
+          ahead(w.group(g) + at + FAR) {}
 };
 
 struct Biases {  // of a group's two tiles; null: none, else readable up to the groups' end
@@ -43,7 +43,7 @@ struct LevelsGroup {
     Quarters c;
 
     LevelsGroup(const Packed& w, int64_t g, const Biases& bias, const Quarters& c)
-        : blocks(w.group(g)), scales(w.scaled() ? w.scales(g) : nullptr), bias(bias), c(c) {}
+        : blocks(w.group(g)), scales(w.scaled ? w.scales(g) : nullptr), bias(bias), c(c) {}
 };
 
 // Rows that registers have sums for.

@@ -57,17 +57,14 @@ struct Packed {
     bool paired;
     Kept kept;
     bool halves;  // bfloat16, of which float16 are multiplied
-    char* memory;
-    std::shared_ptr<Slab> slab;
+    bool scaled;  // a group's scales follow its blocks
+    int64_t blocks_bytes, group_bytes;  // of a group; kept, since a row's product asks for them at each of its groups
+    char* memory = nullptr;
+    std::shared_ptr<Slab> slab = nullptr;
 
-    bool scaled() const { return halves || layout_of(kept).scaled; }
-    int64_t blocks_bytes() const {  // of a group
-        return kept == BFLOAT16 ? blocks * 4 * TILE : layout_of(kept).blocks_bytes(blocks);
-    }
-    int64_t group_bytes() const { return blocks_bytes() + (scaled() ? GROUP * int64_t(sizeof(float)) : 0); }
-    int64_t bytes() const { return groups * group_bytes(); }
-    char* group(int64_t g) const { return memory + g * group_bytes(); }
-    float* scales(int64_t g) const { return (float*)(group(g) + blocks_bytes()); }
+    int64_t bytes() const { return groups * group_bytes; }
+    char* group(int64_t g) const { return memory + g * group_bytes; }
+    float* scales(int64_t g) const { return (float*)(group(g) + blocks_bytes); }
     // The first output of one of a group's two tiles, and how many of its 16 are outputs at all.
     int64_t column(int64_t g, int64_t half) const { return paired ? half * (n / 2) + g * 16 : g * GROUP + half * 16; }
     int64_t width(int64_t g, int64_t half) const {
@@ -129,9 +126,11 @@ inline void copy_pairs(const Packed& p, int64_t g, const bf16* elements) {
 
 // A weight [n, k] without memory.
 inline Packed unplaced(Kept kept, int64_t n, int64_t k, bool paired) {
-    const int64_t outputs = paired ? n / 2 : n, per_group = paired ? 16 : GROUP;
-    return {n, k, (outputs + per_group - 1) / per_group, (k + 31) / 32, paired, kept,
-            instructions() == HALVES && kept == BFLOAT16, nullptr, nullptr};
+    const int64_t outputs = paired ? n / 2 : n, per_group = paired ? 16 : GROUP, blocks = (k + 31) / 32;
+    const bool halves = instructions() == HALVES && kept == BFLOAT16, scaled = halves || layout_of(kept).scaled;
+    const int64_t bytes = kept == BFLOAT16 ? blocks * 4 * TILE : layout_of(kept).blocks_bytes(blocks);
+    return {n, k, (outputs + per_group - 1) / per_group, blocks, paired, kept, halves, scaled,
+            bytes, bytes + (scaled ? GROUP * int64_t(sizeof(float)) : 0)};
 }
 
 // In `memory`, of zeros; without elements they are there already. memory null: in a slab. null: there is none.
@@ -147,7 +146,7 @@ inline Packed* pack(const Weight& w, bool paired, char* memory) {
     if (!w.elements) return p;
 #pragma omp parallel for
     for (int64_t g = 0; g < p->groups; g++) {
-        for (int64_t i = 0; i < GROUP && p->scaled(); i++)
+        for (int64_t i = 0; i < GROUP && p->scaled; i++)
             if (i % 16 < p->width(g, i / 16)) {
                 const int64_t output = p->column(g, i / 16) + i % 16;
                 p->scales(g)[i] = w.kept == BFLOAT16 ? w.half_scale(output) : w.scales[output];
@@ -218,7 +217,7 @@ inline void plain(const Packed& p, bf16* weight) {
             bf16& to = weight[output * p.k + input];
             if (p.kept == BFLOAT16 && !p.halves) return void(to = *(bf16*)p.place(g, block, place, i));
             const float x = p.halves ? widen(*(half*)p.place(g, block, place, i)) : p.element(g, block, place, i).value();
-            to = narrow<bf16>(x * (p.scaled() ? p.scales(g)[place] : 1.0f));
+            to = narrow<bf16>(x * (p.scaled ? p.scales(g)[place] : 1.0f));
         });
 }
 

@@ -194,12 +194,14 @@ struct Levels {
     }
     static void panel(const Rows& x, int64_t row, int64_t rows, const Packed& w, int64_t g, const Biases& bias, const Quarters& c) {
         static constexpr auto by_rows = level_rows_of<KEPT>(std::make_index_sequence<LEVELS_TALL>());
-        constexpr int64_t LINES = (layout_of(KEPT).block_bytes() + 63) / 64;
+        static constexpr Layout L = layout_of(KEPT);
+        constexpr int64_t LINES = (L.block_bytes() + 63) / 64;
         const LevelsGroup group(w, g, bias, c);
         const int64_t begin = tiled<KEPT>() ? multiply_sixteens<KEPT>(x.whole.from(row), rows, w, g, group) : 0;
         const int64_t times = (rows - begin + LEVELS_TALL - 1) / LEVELS_TALL;
-        for (int64_t first = 0; first < x.blocks && times; first += LEVELS_CHUNK) {
-            LevelsChunk chunk(w, g, first, LEVELS_CHUNK, (LINES + times - 1) / times);
+        const int64_t blocks = times == 1 ? w.blocks : LEVELS_CHUNK;  // nobody else needs them in the first cache
+        for (int64_t first = 0; first < x.blocks && times; first += blocks) {
+            LevelsChunk chunk(w, g, first, blocks, (LINES + times - 1) / times, L);
             for (int64_t i = begin, tall; i < rows; i += tall) {
                 tall = height<LEVELS_TALL>(row + i, rows - i);
                 by_rows[tall - 1](x.whole.from(row + i), chunk, &group, i);
@@ -210,7 +212,7 @@ struct Levels {
     template <int N>
     static void alone(const Rows& x, const Packed& w, const int64_t* groups, const float* bias, const Quarters* c) {
         const auto given = each_made<N>([&](auto i) { return LevelsGroup(w, groups[i], Biases(bias, w, groups[i]), c[i]); });
-        LevelsChunk all(w, groups[0], 0, w.blocks, 0);
+        LevelsChunk all(w, groups[0], 0, w.blocks, 0, layout_of(KEPT));
         multiply_level_rows<KEPT, 1, N, true>(x.whole, all, given.data(), 0);
     }
 };
@@ -358,7 +360,7 @@ void multiply_bfloat16(Rest&... rest) {
 inline int64_t items_of(const Packed& w, int64_t rows) {
     const int64_t together = rows == 1 && read_in_order(w.kept) ? std::max(side_by_side(w.kept), 1) : 1;
     const int64_t bytes = (rows > 4 * PANEL ? 512 : 96) << 10;
-    const int64_t each = std::max<int64_t>(1, bytes / w.blocks_bytes() / together) * together;
+    const int64_t each = std::max<int64_t>(1, bytes / w.blocks_bytes / together) * together;
     const int64_t items = std::max<int64_t>(4, ((w.groups + each - 1) / each + (together > 1 ? 1 : 3)) / 4 * 4);
     return std::min(w.paired ? (w.groups + 1) / 2 : w.groups, items);
 }

@@ -11,6 +11,7 @@
 #pragma once
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -59,6 +60,10 @@ inline void pause_briefly() {
 class Team {
    public:
     typedef void (*Work)(void* context, int phase, int64_t item, int thread);
+    struct Reads {  // what the first items of a phase read from memory, one after the other; bytes 0: not known, or nothing
+        const char* from;
+        int64_t bytes, items;
+    };
 
     // The process's team of this size, made at first use, and again in a forked child, where it has no threads. `number`: of
     // several that may run at the same time.
@@ -74,13 +79,15 @@ class Team {
     int size() const { return int(threads_) + 1; }
 
     // Runs work(context, p, i, thread) for each phase p and each i below sizes[p]; returns when all are done. The
-    // caller's thread calls `first`, if there is one, when the others have begun, and then joins them.
-    void run(const std::vector<int64_t>& sizes, Work work, void* context, void (*first)() = nullptr) {
+    // caller's thread calls `first`, if there is one, when the others have begun, and then joins them. reads [phases] or none:
+    // a thread that waits for a phase's last items asks for what it will read in the next that reads any.
+    void run(const std::vector<int64_t>& sizes, Work work, void* context, void (*first)() = nullptr,
+             const std::vector<Reads>& reads = {}) {
         std::lock_guard<std::mutex> lock(running_);
         const uint32_t turn = turn_.load() + 1;
         Run& run = runs_[turn & 1];
-        wait_until(run.inside, 0);  // of stragglers from two turns ago
-        run.begin(sizes, size(), work, context);
+        wait_until(run.inside, 0, [] { return false; });  // of stragglers from two turns ago
+        run.begin(sizes, reads, size(), work, context);
         if (const int here = current_core(); here != left_free_) cores_.leave_free(left_free_ = here, handles_);
         turn_.store(turn);
         if (sleeping_.load()) wake_all(&turn_);
@@ -96,12 +103,39 @@ class Team {
         std::atomic<int32_t> value{0};
     };
 
+    struct Run;
+    // What a thread has asked for of a later phase, in the second cache.
+    struct Ahead {
+        static constexpr int64_t MOST = 128 << 10, AT_ONCE = 512;  // bytes: of a phase; between two looks at what it waits for
+        int phase = 0;
+        const char *at = nullptr, *end = nullptr;
+
+        // Whether there was something left to ask for.
+        bool ask(const Run& run, int waiting, int me) {
+            if (phase <= waiting) {
+                for (phase = waiting + 1; phase < int(run.reads.size()) && !run.reads[phase].bytes;) phase++;
+                at = end = nullptr;
+                if (phase < int(run.reads.size())) {
+                    const Reads& next = run.reads[phase];
+                    const int64_t item = std::min(next.items, run.sizes[phase] * me / run.threads);
+                    at = next.from + next.bytes * item / next.items;
+                    end = at + std::min(MOST, next.from + next.bytes - at);
+                }
+            }
+            if (at >= end) return false;
+            for (int64_t line = 0; line < AT_ONCE; line += 64) __builtin_prefetch(at + line, 0, 2);
+            at += AT_ONCE;
+            return true;
+        }
+    };
+
     struct Run {
         explicit Run(Team& team) : team(team) {}
 
         Team& team;
         std::atomic<int32_t> inside{0};
         std::vector<int64_t> sizes;
+        std::vector<Reads> reads;
         Work work = nullptr;
         void* context = nullptr;
         int threads = 1;
@@ -109,8 +143,8 @@ class Team {
         std::unique_ptr<Counter[]> done;  // [phases]
         size_t capacity = 0;
 
-        void begin(const std::vector<int64_t>& phases, int team, Work what, void* with) {
-            sizes = phases, work = what, context = with, threads = team;
+        void begin(const std::vector<int64_t>& phases, const std::vector<Reads>& read, int team, Work what, void* with) {
+            sizes = phases, reads = read, work = what, context = with, threads = team;
             if (capacity < sizes.size()) {
                 capacity = sizes.size();
                 next.reset(new Counter[capacity * threads]);
@@ -127,6 +161,7 @@ class Team {
         }
 
         void work_off(int me) {
+            Ahead ahead;
             for (int phase = 0; phase < int(sizes.size()); phase++) {
                 const int64_t size = sizes[phase];
                 int32_t mine = 0;
@@ -144,7 +179,7 @@ class Team {
                 std::atomic<int32_t>& done_here = done[phase].value;
                 if (mine) team.add(done_here, mine, size);
                 if (me && phase + 1 == int(sizes.size())) return;
-                team.wait_until(done_here, size);
+                team.wait_until(done_here, size, [&] { return ahead.ask(*this, phase, me); });
             }
         }
     };
@@ -157,11 +192,13 @@ class Team {
         }
     }
 
-    // Work in hand is a matter of microseconds, unless its thread has lost its core.
-    void wait_until(std::atomic<int32_t>& count, int32_t reached) {
+    // Work in hand is a matter of microseconds, unless its thread has lost its core. `meanwhile`: returns whether it had something
+    // to do.
+    template <typename Meanwhile>
+    void wait_until(std::atomic<int32_t>& count, int32_t reached, Meanwhile meanwhile) {
         for (int spins = 0; spins < 2000; spins++) {
             if (count.load(std::memory_order_acquire) == reached) return;
-            pause_briefly();
+            if (!meanwhile()) pause_briefly();
         }
         waiting_.fetch_add(1);
         for (int32_t now; (now = count.load()) != reached;) sleep_while(&count, now);

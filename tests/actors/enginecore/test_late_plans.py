@@ -113,7 +113,7 @@ async def test_after_a_step_that_ends_early_the_next_is_planned_at_once() -> Non
         assert len(h.plans) == running.step + 2, "the new one runs, and is expected to take longer"
 
 
-@pytest.mark.parametrize(("late", "seconds"), [(False, 0.1), (True, 0.003)])
+@pytest.mark.parametrize(("late", "seconds"), [(False, 0.1), (True, 0.003), (True, 0.006)])
 async def test_short_steps_and_devices_that_run_ahead_are_planned_for_at_once(
     late: bool, seconds: float
 ) -> None:
