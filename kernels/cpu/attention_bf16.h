@@ -149,6 +149,16 @@ inline void transpose16(IVec (&rows)[16]) {
     for (int side = 0; side < 2; side++)  // of the pairs; the rows' lower half and upper half are apart
         for (int half = 0; half < 2; half++) transpose8(rows, half * 8, side);
     for (int i = 0; i < 8; i++) std::swap(rows[i].part[1], rows[8 + i].part[0]);
+#elif defined(SVE)
+    IVec turned[16];
+    auto turn = [](const IVec(&from)[16], IVec(&to)[16]) ALWAYS_INLINE {
+        each<8>([&](auto i) ALWAYS_INLINE {
+            IVec two[2];
+            weave<1>(from[i], from[i + 8], two);
+            to[2 * i] = two[0], to[2 * i + 1] = two[1];
+        });
+    };
+    for (int twice = 0; twice < 2; twice++) turn(rows, turned), turn(turned, rows);
 #else
     int32_t from[16][16], to[16][16];
     for (int i = 0; i < 16; i++) std::memcpy(from[i], &rows[i], 64);

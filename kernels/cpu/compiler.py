@@ -35,6 +35,11 @@ OPENMP = "-fopenmp"
 APPLE = {"i8mm": "-mcpu=apple-m2", "asimddp": "-mcpu=apple-m1"}
 """By feature, the richest first: the flag for Apple's processors that have it."""
 
+SVE_BITS = (256, 512)
+"""Lengths of SVE's registers that `vector.h` knows. With others it uses NEON."""
+
+_PR_SVE_GET_VL = 51  # of prctl
+
 _log = logging.getLogger("personae.kernels")
 
 
@@ -88,7 +93,8 @@ def _flags() -> tuple[str, ...]:
         features = apple_features()
         fitting = (flag for feature, flag in APPLE.items() if feature in features)
         return (*FLAGS, next(fitting, "-march=native"))
-    return (*FLAGS, OPENMP, "-march=native")
+    bits = sve_bits()
+    return (*FLAGS, OPENMP, "-march=native", *((f"-msve-vector-bits={bits}",) if bits in SVE_BITS else ()))
 
 
 def apple_features() -> frozenset[str]:
@@ -105,10 +111,20 @@ def apple_features() -> frozenset[str]:
     return frozenset(found)
 
 
+def sve_bits() -> int:
+    """How many bits SVE's registers have in this process, says Linux; 0 without SVE. The processor may have
+    more."""
+    if sys.platform != "linux" or platform.machine() != "aarch64":
+        return 0
+    found: int = ctypes.CDLL(None).prctl(_PR_SVE_GET_VL, 0, 0, 0, 0)
+    return (found & 0xFFFF) * 8 if found > 0 else 0
+
+
 def _processor() -> bytes:
     """What -march=native depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor().encode()
-    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags"))})).encode()
+    of_x86, of_arm = ("model name", "flags"), ("CPU implementer", "CPU part", "Features")
+    return "\n".join(sorted({line for line in lines if line.startswith(of_x86 + of_arm)})).encode()

@@ -65,6 +65,10 @@ class Dots {
             const __m256i given = MOST < 0 ? _mm256_sign_epi8((__m256i)x, (__m256i)w) : (__m256i)x;
             return _mm256_maddubs_epi16((__m256i)sizes, given);
         }, levels.sizes, levels.bytes, x));
+#elif defined(SVE)
+        sum_ = by_part<IVec>([](IPart s, IPart w, IPart x) ALWAYS_INLINE {
+            return IPart(svdot_s32(s, svreinterpret_s8_s32(w), svreinterpret_s8_s32(x)));
+        }, sum_, levels.bytes, x);
 #elif defined(__ARM_FEATURE_DOTPROD)
         sum_ = by_part<IVec>([](auto s, auto w, auto x) ALWAYS_INLINE {
             return vdotq_s32((int32x4_t)s, (int8x16_t)w, (int8x16_t)x);

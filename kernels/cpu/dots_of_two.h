@@ -5,45 +5,60 @@
 
 namespace {
 
-#if defined(__ARM_FEATURE_MATMUL_INT8)
+#if defined(SVE) ? defined(__ARM_FEATURE_SVE_MATMUL_INT8) : defined(__ARM_FEATURE_MATMUL_INT8)
 #define DOTS_OF_TWO 1
 
 class DotsOfTwo {
    public:
     // Of sixteen outputs eight levels: two lines of four, woven.
     struct Levels {
-        int8x16_t of[8];  // two outputs
-        ALWAYS_INLINE Levels(const IVec& first, const IVec& second) {
-            each<4>([&](auto i) ALWAYS_INLINE {
-                const int32x4_t a = (int32x4_t)first.part[i], b = (int32x4_t)second.part[i];
-                of[2 * i] = (int8x16_t)vzip1q_s32(a, b);
-                of[2 * i + 1] = (int8x16_t)vzip2q_s32(a, b);
-            });
-        }
+        IVec of[2];  // eight outputs
+        ALWAYS_INLINE Levels(const IVec& first, const IVec& second) { weave<1>(first, second, of); }
     };
 
-    ALWAYS_INLINE void begin(const IVec& row, const IVec& next) {
-        each<4>([&](auto i) ALWAYS_INLINE {
-            const int64x2_t a = (int64x2_t)row.part[i], b = (int64x2_t)next.part[i];
-            sum_[2 * i] = (int32x4_t)vzip1q_s64(a, b);
-            sum_[2 * i + 1] = (int32x4_t)vzip2q_s64(a, b);
-        });
-    }
+    ALWAYS_INLINE void begin(const IVec& row, const IVec& next) { weave<2>(row, next, sum_); }
     ALWAYS_INLINE void add(const Levels& levels, const int8_t* row, const int8_t* next) {  // eight inputs of each
-        const int8x16_t inputs = vcombine_s8(vld1_s8(row), vld1_s8(next));
-        each<8>([&](auto i) ALWAYS_INLINE { sum_[i] = vmmlaq_s32(sum_[i], inputs, levels.of[i]); });
+        const IPart inputs = both(row, next);
+        each<2>([&](auto i) ALWAYS_INLINE {
+            sum_[i] = by_part<IVec>([inputs](IPart s, IPart w) ALWAYS_INLINE { return multiplied(s, inputs, w); }, sum_[i], levels.of[i]);
+        });
     }
     ALWAYS_INLINE IVec whole(bool next) const {
         IVec to;
-        each<4>([&](auto i) ALWAYS_INLINE {
-            const int64x2_t a = (int64x2_t)sum_[2 * i], b = (int64x2_t)sum_[2 * i + 1];
-            to.part[i] = (IPart)(next ? vzip2q_s64(a, b) : vzip1q_s64(a, b));
+        each<IVec::PARTS>([&](auto i) ALWAYS_INLINE {
+            constexpr int FIRST = 2 * i, HALF = IVec::PARTS;
+            to.part[i] = apart(sum_[FIRST / HALF].part[FIRST % HALF], sum_[(FIRST + 1) / HALF].part[(FIRST + 1) % HALF], next);
         });
         return to;
     }
 
    private:
-    int32x4_t sum_[8];  // of two outputs each: those of the row, those of the next
+#if defined(SVE)
+    ALWAYS_INLINE static IPart both(const int8_t* row, const int8_t* next) {
+        int64_t of_row, of_next;
+        std::memcpy(&of_row, row, 8), std::memcpy(&of_next, next, 8);
+        return svreinterpret_s32_s64(svtrn1_s64(svdup_s64(of_row), svdup_s64(of_next)));
+    }
+    ALWAYS_INLINE static IPart multiplied(IPart sum, IPart rows, IPart levels) {
+        return svmmla_s32(sum, svreinterpret_s8_s32(rows), svreinterpret_s8_s32(levels));
+    }
+    ALWAYS_INLINE static IPart apart(IPart a, IPart b, bool next) {
+        const svint64_t c = svreinterpret_s64_s32(a), d = svreinterpret_s64_s32(b);
+        return next ? IPart(svreinterpret_s32_s64(svuzp2_s64(c, d))) : IPart(svreinterpret_s32_s64(svuzp1_s64(c, d)));
+    }
+#else
+    ALWAYS_INLINE static IPart both(const int8_t* row, const int8_t* next) {
+        return (IPart)vcombine_s8(vld1_s8(row), vld1_s8(next));
+    }
+    ALWAYS_INLINE static IPart multiplied(IPart sum, IPart rows, IPart levels) {
+        return (IPart)vmmlaq_s32((int32x4_t)sum, (int8x16_t)rows, (int8x16_t)levels);
+    }
+    ALWAYS_INLINE static IPart apart(IPart a, IPart b, bool next) {
+        return (IPart)(next ? vuzp2q_s64((int64x2_t)a, (int64x2_t)b) : vuzp1q_s64((int64x2_t)a, (int64x2_t)b));
+    }
+#endif
+
+    IVec sum_[2];  // of eight outputs each, of two in turn: those of the row, those of the next
 };
 #endif
 

@@ -46,12 +46,7 @@ struct LevelsGroup {
         : blocks(w.group(g)), scales(w.scaled ? w.scales(g) : nullptr), bias(bias), c(c) {}
 };
 
-// Rows that registers have sums for.
-#if defined(WIDE_REGISTERS)
-constexpr int64_t LEVELS_TALL = 6;
-#else
-constexpr int64_t LEVELS_TALL = 4;
-#endif
+constexpr int64_t LEVELS_TALL = WIDTH == LANES ? 6 : 4;  // rows that registers have sums for
 
 // How a format's blocks are read, 16 outputs at a time.
 template <Kept KEPT>
@@ -107,11 +102,7 @@ struct Reader {
 template <Kept KEPT, int R, int G, bool IN_ORDER>
 void multiply_level_rows(WholeRows x, LevelsChunk& chunk, const LevelsGroup* groups, int64_t row) {
     using Read = Reader<KEPT>;
-#if defined(WIDE_REGISTERS)
-    constexpr int T = 2;  // times 16 outputs
-#else
-    constexpr int T = R == 1 ? 2 : 1;
-#endif
+    constexpr int T = WIDTH == LANES || R == 1 ? 2 : 1;  // times 16 outputs
     constexpr int TOGETHER = IN_ORDER ? 1 : T;  // of these at once
     constexpr int64_t PARTS = 32 / Read::L.per_scale, READINGS = 8 / Read::WORDS / PARTS;
     const Table table = Read::table();

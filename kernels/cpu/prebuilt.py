@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from personae.kernels.cpu.compiler import apple_features, built, find_compiler
+from personae.kernels.cpu.compiler import apple_features, built, find_compiler, sve_bits
 
 FOLDER = Path(__file__).with_name("prebuilt")
 
@@ -60,8 +60,15 @@ VARIANTS = (
     _variant("neon", "asimd", "-march=armv8-a"),
     _variant("neon-dotprod", "asimd asimddp", "-march=armv8.2-a+dotprod"),
     _variant("neon-i8mm", "asimd asimddp i8mm", "-march=armv8.2-a+dotprod+i8mm"),
+    _variant(
+        "sve256",
+        "asimd asimddp i8mm sve svei8mm sve256",
+        "-march=armv8.2-a+sve+dotprod+i8mm",
+        "-msve-vector-bits=256",
+    ),
+    _variant("sve512", "asimd sve sve512", "-march=armv8.2-a+sve", "-msve-vector-bits=512"),
 )
-"""The poorest first, those of x86 before ARM's."""
+"""The poorest first, those of x86 before ARM's. Sets of SVE run on registers of just their length."""
 
 
 def find(folder: Path = FOLDER, features: frozenset[str] | None = None) -> Path | None:
@@ -78,7 +85,8 @@ def fitting(features: frozenset[str]) -> list[Variant]:
 
 
 def features_here() -> frozenset[str]:
-    """What Linux says that this processor has, of x86 or ARM, and macOS of ARM; nothing elsewhere."""
+    """What Linux says that this processor has, of x86 or ARM, and macOS of ARM; nothing elsewhere. With SVE
+    also its length: `sve256` for 256 bits."""
     if sys.platform == "darwin":
         return apple_features()
     if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES:
@@ -88,7 +96,8 @@ def features_here() -> frozenset[str]:
     except OSError:
         return frozenset()
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")  # x86 and ARM
-    return frozenset(flags.partition(":")[2].split())
+    found = flags.partition(":")[2].split()
+    return frozenset([*found, f"sve{sve_bits()}"] if "sve" in found else found)
 
 
 def make(folder: Path, names: Sequence[str] = ()) -> list[Path]:

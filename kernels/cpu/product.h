@@ -16,9 +16,35 @@ constexpr int64_t PANEL = 32;  // rows that share a reading of a group
 constexpr int64_t TALL = 8, TOGETHER = 2;
 constexpr bool puts_down(int64_t r, bool) { return r == TALL; }
 #else
-constexpr int64_t TALL = WIDTH == 8 ? 6 : 4, TOGETHER = 1;
+constexpr int64_t TALL = WIDTH == 4 ? 4 : REGISTERS == 16 ? 6 : 8, TOGETHER = WIDTH == LANES ? 2 : 1;
 constexpr bool puts_down(int64_t, bool wanted) { return wanted; }
 #endif
+
+// Where R rows of a tile begin. SVE repeats an element in all lanes with one instruction where it lies up to 252 bytes from an
+// address register, else with two. So there each row has a register of its own.
+template <typename Element, int R>
+class RowsOfTile {
+   public:
+#if defined(SVE)
+    ALWAYS_INLINE explicit RowsOfTile(const Element* tile) {
+        each<R>([&](auto r) ALWAYS_INLINE {
+            const Element*& row = rows_[r];
+            row = tile + r * 32;
+            asm("" : "+r"(row));
+        });
+    }
+    ALWAYS_INLINE const Element* operator[](int64_t r) const { return rows_[r]; }
+
+   private:
+    const Element* rows_[R];
+#else
+    ALWAYS_INLINE explicit RowsOfTile(const Element* tile) : tile_(tile) {}
+    ALWAYS_INLINE const Element* operator[](int64_t r) const { return tile_ + r * 32; }
+
+   private:
+    const Element* tile_;
+#endif
+};
 
 // The sums of R rows, in c0 and c1 (rows of 16), += x times the blocks `first` to `last` of a group. FRESH: by the first rows
 // that meet them; KEPT: others will. For each pair of inputs `share` bytes are asked for, from `ahead` on, in the second cache.
@@ -33,7 +59,8 @@ void multiply_rows(const typename Source::Element* x, const Source& w, int64_t f
             each<T>([&](auto t) ALWAYS_INLINE { sum[r][t] = load(c[tile + t] + r * 16); });
         });
         const auto* in = x;
-        for (int64_t block = first; block < last; block++, in += TILE)
+        for (int64_t block = first; block < last; block++, in += TILE) {
+            const RowsOfTile<typename Source::Element, R> rows(in);
             for (int64_t which = 0; which < 2; which++) {
                 const auto weights = w.template sixteen<FRESH, KEPT>(block, which);
 #pragma GCC unroll 8
@@ -46,12 +73,13 @@ void multiply_rows(const typename Source::Element* x, const Source& w, int64_t f
                         ahead += share;
                     }
                     each<R>([&](auto r) ALWAYS_INLINE {
-                        const auto* two = in + r * 32 + which * 16 + pair * 2;
+                        const auto* two = rows[r] + which * 16 + pair * 2;
                         sum[r][0] = w0.times(two, sum[r][0]);
                         if (T > 1) sum[r][T - 1] = w1.times(two, sum[r][T - 1]);
                     });
                 }
             }
+        }
         each<R>([&](auto r) ALWAYS_INLINE {
             each<T>([&](auto t) ALWAYS_INLINE { store(c[tile + t] + r * 16, sum[r][t]); });
         });

@@ -11,6 +11,10 @@
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
+#if __ARM_FEATURE_SVE_BITS == 256 || __ARM_FEATURE_SVE_BITS == 512
+#define SVE 1  // of registers whose length is known; of others NEON's part is used
+#include <arm_sve.h>
+#endif
 #endif
 
 namespace {
@@ -40,14 +44,17 @@ inline auto each_made(F f) {
 }
 
 #if defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
-#define WIDE_REGISTERS 1  // one has all lanes, and there are 32 of them
+#define WIDE_REGISTERS 1  // AVX-512's
+constexpr int WIDTH = LANES, REGISTERS = 32;  // lanes of a register; how many there are
 typedef float Vec __attribute__((vector_size(64)));
 typedef int32_t IVec __attribute__((vector_size(64)));
 #else
 #if defined(__AVX2__)
-constexpr int WIDTH = 8;  // lanes of a register
+constexpr int WIDTH = 8, REGISTERS = 16;
+#elif defined(SVE)
+constexpr int WIDTH = __ARM_FEATURE_SVE_BITS / 32, REGISTERS = 32;
 #else
-constexpr int WIDTH = 4;
+constexpr int WIDTH = 4, REGISTERS = 32;
 #endif
 typedef float Part __attribute__((vector_size(WIDTH * 4)));
 typedef int32_t IPart __attribute__((vector_size(WIDTH * 4)));
@@ -223,6 +230,23 @@ inline float sum(Vec v) {
 inline float largest(Vec v) {
     return halved(v, [](__m256 a, __m256 b) { return _mm256_max_ps(a, b); });
 }
+#elif defined(SVE)
+// The parts, one or two, as one.
+template <typename E, typename P, typename Of>
+inline P together(const Lanes<E, P>& v, Of of) {
+    return v.PARTS > 1 ? P(of(v.part[0], v.part[v.PARTS - 1])) : v.part[0];
+}
+inline float sum(Vec v) {
+    Part all = together(v, [](Part a, Part b) { return a + b; });
+    if (Vec::PARTS == 1) all += (Part)svext_f32(all, all, 8);
+    all += (Part)svext_f32(all, all, 4);
+    all += (Part)svext_f32(all, all, 2);
+    all += (Part)svext_f32(all, all, 1);
+    return all[0];
+}
+inline float largest(Vec v) {
+    return svmaxnmv_f32(svptrue_b32(), together(v, [](Part a, Part b) { return svmaxnm_f32_x(svptrue_b32(), a, b); }));
+}
 #else
 inline float sum(Vec v) {
     Part all = v.part[0] + v.part[2] + (v.part[1] + v.part[3]);
@@ -252,6 +276,27 @@ inline Vec load(const half* p) {
     Vec v;
     each<2>([&](auto i) ALWAYS_INLINE { v.part[i] = (Part)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + i * 8))); });
     return v;
+}
+#elif defined(SVE)
+inline Vec fma(Vec a, Vec b, Vec c) {
+    return by_part<Vec>([](Part x, Part y, Part z) ALWAYS_INLINE { return Part(svmla_f32_x(svptrue_b32(), z, x, y)); }, a, b, c);
+}
+inline IVec nearest(Vec v) {
+    return by_part<IVec>([](Part x) ALWAYS_INLINE { return IPart(svcvt_s32_f32_x(svptrue_b32(), svrintn_f32_x(svptrue_b32(), x))); }, v);
+}
+template <typename Of>
+inline Vec load_words_of_16(const uint16_t* p, Of of) {
+    Vec v;
+    each<Vec::PARTS>([&](auto i) ALWAYS_INLINE { v.part[i] = of(svld1uh_u32(svptrue_b32(), p + i * WIDTH)); });
+    return v;
+}
+inline Vec load(const bf16* p) {
+    auto upper = [](svuint32_t bits) ALWAYS_INLINE { return svreinterpret_f32_u32(svlsl_n_u32_x(svptrue_b32(), bits, 16)); };
+    return load_words_of_16((const uint16_t*)p, upper);
+}
+inline Vec load(const half* p) {
+    auto wide = [](svuint32_t bits) ALWAYS_INLINE { return svcvt_f32_f16_x(svptrue_b32(), svreinterpret_f16_u32(bits)); };
+    return load_words_of_16((const uint16_t*)p, wide);
 }
 #elif defined(__aarch64__)
 inline Vec fma(Vec a, Vec b, Vec c) {
@@ -287,6 +332,11 @@ inline void store_upper(bf16* p, IVec v) {
 #if defined(__AVX2__)
     const __m256i low = _mm256_srli_epi32((__m256i)v.part[0], 16), high = _mm256_srli_epi32((__m256i)v.part[1], 16);
     _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8));
+#elif defined(SVE)
+    each<IVec::PARTS>([&](auto i) ALWAYS_INLINE {
+        const svuint32_t upper = svlsr_n_u32_x(svptrue_b32(), svreinterpret_u32_s32(v.part[i]), 16);
+        svst1h_u32(svptrue_b32(), (uint16_t*)p + i * WIDTH, upper);
+    });
 #else
     for (int i = 0; i < IVec::PARTS; i++) {
         typedef uint16_t Narrow __attribute__((vector_size(WIDTH * 2)));
@@ -326,6 +376,8 @@ inline IVec signed_bytes(const char* p) {
     each<IVec::PARTS>([&](auto i) ALWAYS_INLINE {
 #if defined(__AVX2__)  // for which GCC 12 converts vectors of bytes one by one
         v.part[i] = (IPart)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + i * WIDTH)));
+#elif defined(SVE)
+        v.part[i] = svld1sb_s32(svptrue_b32(), (const int8_t*)p + i * WIDTH);
 #else
         typedef int8_t Bytes __attribute__((vector_size(WIDTH)));
         v.part[i] = __builtin_convertvector(load_bits<Bytes>(p + i * WIDTH), IPart);
@@ -351,6 +403,15 @@ struct Table {
     }
 
     __m256i bytes;
+#elif defined(SVE)
+    ALWAYS_INLINE explicit Table(const int8_t* bytes) : bytes(svreinterpret_s32_s8(svld1rq_s8(svptrue_b8(), bytes))) {}
+    ALWAYS_INLINE IVec of(IVec places) const {
+        return by_part<IVec>([this](IPart p) ALWAYS_INLINE {
+            return IPart(svreinterpret_s32_s8(svtbl_s8(svreinterpret_s8_s32(bytes), svreinterpret_u8_s32(p))));
+        }, places);
+    }
+
+    IPart bytes;
 #elif defined(__aarch64__)
     ALWAYS_INLINE explicit Table(const int8_t* bytes) : bytes(vld1q_s8(bytes)) {}
     ALWAYS_INLINE IVec of(IVec places) const {
@@ -361,6 +422,27 @@ struct Table {
 #endif
 };
 
+#if defined(__aarch64__)
+// The lanes of a and of b in turn, EACH of them (one or two): the lower half of that, or the upper.
+template <int EACH, bool UPPER>
+ALWAYS_INLINE inline IPart woven(IPart a, IPart b) {
+#if defined(SVE)
+    if constexpr (EACH == 1) return UPPER ? IPart(svzip2_s32(a, b)) : IPart(svzip1_s32(a, b));
+    const svint64_t c = svreinterpret_s64_s32(a), d = svreinterpret_s64_s32(b);
+    return UPPER ? IPart(svreinterpret_s32_s64(svzip2_s64(c, d))) : IPart(svreinterpret_s32_s64(svzip1_s64(c, d)));
+#else
+    if constexpr (EACH == 1) return (IPart)(UPPER ? vzip2q_s32((int32x4_t)a, (int32x4_t)b) : vzip1q_s32((int32x4_t)a, (int32x4_t)b));
+    return (IPart)(UPPER ? vzip2q_s64((int64x2_t)a, (int64x2_t)b) : vzip1q_s64((int64x2_t)a, (int64x2_t)b));
+#endif
+}
+template <int EACH>
+ALWAYS_INLINE inline void weave(const IVec& a, const IVec& b, IVec (&to)[2]) {
+    each<2 * IVec::PARTS>([&](auto i) ALWAYS_INLINE {
+        to[i / IVec::PARTS].part[i % IVec::PARTS] = woven<EACH, i % 2 == 1>(a.part[i / 2], b.part[i / 2]);
+    });
+}
+#endif
+
 // The lower byte of each lane.
 inline void store_bytes(int8_t* to, IVec v) {
 #if defined(WIDE_REGISTERS)
@@ -369,6 +451,8 @@ inline void store_bytes(int8_t* to, IVec v) {
     const IVec bytes = v & 255;
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)bytes.part[0], (__m256i)bytes.part[1]), 0xd8);
     _mm_storeu_si128((__m128i*)to, _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+#elif defined(SVE)
+    each<IVec::PARTS>([&](auto i) ALWAYS_INLINE { svst1b_s32(svptrue_b32(), to + i * WIDTH, v.part[i]); });
 #else
     for (int i = 0; i < IVec::PARTS; i++) {
         typedef int8_t Bytes __attribute__((vector_size(WIDTH)));
@@ -383,6 +467,8 @@ inline int32_t sum(IVec v) {
 #elif defined(__AVX2__)
     auto both = [](__m256i a, __m256i b) { return _mm256_add_epi32(a, b); };
     return _mm_cvtsi128_si32(halved((__m256i)v.part[0], (__m256i)v.part[1], both));
+#elif defined(SVE)
+    return int32_t(svaddv_s32(svptrue_b32(), together(v, [](IPart a, IPart b) { return a + b; })));
 #else
     int32_t all = 0;
     for (int i = 0; i < LANES; i++) all += v[i];
@@ -395,6 +481,8 @@ inline int32_t largest(IVec v) {
 #elif defined(__AVX2__)
     auto both = [](__m256i a, __m256i b) { return _mm256_max_epi32(a, b); };
     return _mm_cvtsi128_si32(halved((__m256i)v.part[0], (__m256i)v.part[1], both));
+#elif defined(SVE)
+    return svmaxv_s32(svptrue_b32(), together(v, [](IPart a, IPart b) { return svmax_s32_x(svptrue_b32(), a, b); }));
 #else
     int32_t m = v[0];
     for (int i = 1; i < LANES; i++) m = std::max(m, v[i]);
@@ -406,6 +494,8 @@ inline int32_t largest(IVec v) {
 inline void store_first(float* p, Vec v, int64_t count) {
 #if defined(WIDE_REGISTERS)
     _mm512_mask_storeu_ps(p, __mmask16((1u << count) - 1), (__m512)v);
+#elif defined(SVE)
+    each<Vec::PARTS>([&](auto i) ALWAYS_INLINE { svst1_f32(svwhilelt_b32_s64(i * WIDTH, count), p + i * WIDTH, v.part[i]); });
 #else
     if (count == LANES) return store(p, v);
     for (int i = 0; i < count; i++) p[i] = v[i];

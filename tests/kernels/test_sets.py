@@ -19,6 +19,9 @@ CROSS, QEMU = "aarch64-linux-gnu-g++", "qemu-aarch64"
 FLAGS = ("-O0", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-Wno-attributes")
 FORMATS, STEPS = 14, 4  # the lines that the programs print
 OF = {variant.name: variant for variant in VARIANTS}
+SHORT = {("neon-i8mm", "products.cpp"), ("neon-i8mm", "steps.cpp"), ("sve256", "products.cpp")}
+"""What `make test` compiles; each takes more than a minute."""
+CPU = {"sve256": "max,sve256=on", "sve512": "a64fx"}  # for qemu: of this length of registers
 
 pytestmark = pytest.mark.skipif(not fitting(features_here()), reason="no AVX2 to compare with")
 
@@ -56,8 +59,14 @@ def of_avx2(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Future[
 
 
 @pytest.mark.skipif(not shutil.which(CROSS) or not shutil.which(QEMU), reason=f"no {CROSS} or no {QEMU}")
-@pytest.mark.parametrize("name", ["neon", "neon-dotprod", "neon-i8mm"])
-@pytest.mark.parametrize(("source", "lines"), [("products.cpp", FORMATS), ("steps.cpp", STEPS)])
+@pytest.mark.parametrize(
+    ("name", "source", "lines"),
+    [
+        pytest.param(name, source, lines, marks=() if (name, source) in SHORT else pytest.mark.long)
+        for name in ("neon", "neon-dotprod", "neon-i8mm", "sve256", "sve512")
+        for source, lines in (("products.cpp", FORMATS), ("steps.cpp", STEPS))
+    ],
+)
 def test_arm_has_the_bits_of_avx2_and_any_number_of_rows_gives_the_same(
     name: str,
     source: str,
@@ -66,7 +75,7 @@ def test_arm_has_the_bits_of_avx2_and_any_number_of_rows_gives_the_same(
     tmp_path: Path,
 ) -> None:
     avx2 = of_avx2(source)
-    arm = hashes(source, CROSS, tmp_path / "arm", *OF[name].flags, under=(QEMU,))
+    arm = hashes(source, CROSS, tmp_path / "arm", *OF[name].flags, under=(QEMU, "-cpu", CPU.get(name, "max")))
     assert len(set(arm)) == lines
     assert arm == avx2.result()
 
