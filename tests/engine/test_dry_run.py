@@ -10,7 +10,6 @@ import shutil
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,6 +23,7 @@ from engine_harness import EngineHarness, Played  # noqa: E402
 from family_models import make_family_folder  # noqa: E402
 from gguf_files import Type as GgufType  # noqa: E402
 from gguf_files import write_gguf  # noqa: E402
+from marks import long  # noqa: E402
 from paper_gpu import Late, PaperGpu  # noqa: E402
 from quantized_checkpoints import DATA, NAMES  # noqa: E402
 from tiny_adapters import ZOO, make_adapter_folder  # noqa: E402
@@ -57,11 +57,6 @@ CHOICE = GrammarSpec("choice", '["yes, that is right, and so it is", "no, it is 
 Answers = dict[str, Played]
 SMALL = 24 << 20
 SIZES = {"dtype": "float32", "max_seqs": 16, "max_batch_tokens": 256, "max_model_len": 256}
-
-
-def long(*values: Any) -> list[Any]:
-    """The values of a test's parameter that are for `make test-long`."""
-    return [pytest.param(value, marks=pytest.mark.long) for value in values]
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +133,7 @@ def differing(found: Answers, truth: Answers) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("late", [Late.ALL, *long(Late.MAIN, Late.SIDE)])
+@pytest.mark.parametrize("late", [Late.ALL, long(Late.MAIN), long(Late.SIDE)])
 def test_answers_are_those_of_a_cpu_whatever_is_late(late: Late, base, adapters, compiled, truth) -> None:
     with PaperGpu(SMALL, late=late) as gpu:
         engine = DryEngine(gpu, base, adapters, **SIZES, lora_side_stream=True)
@@ -244,14 +239,14 @@ def test_an_adapter_with_dora_is_placed_without_waiting_for_steps_launched_meanw
 
 
 @pytest.mark.parametrize(
-    "family", ["gemma3", "mixtral", *long("granite", "olmo3", "phi3", "qwen2", "qwen3_moe", "smollm3")]
+    "family", ["gemma3", "mixtral", *map(long, ("granite", "olmo3", "phi3", "qwen2", "qwen3_moe", "smollm3"))]
 )
 def test_every_family_answers_as_on_a_cpu_without_a_wait_in_its_layers(family: str) -> None:
     answers_as_on_a_cpu(model_folder(family))
 
 
 @pytest.mark.parametrize(
-    "case", ["gpt_oss", "lfm2", *long("deepseek_v2", "granitemoehybrid, Mamba", "qwen3_next")]
+    "case", ["gpt_oss", "lfm2", *map(long, ("deepseek_v2", "granitemoehybrid, Mamba", "qwen3_next"))]
 )
 def test_blocks_without_kernels_of_their_own_answer_as_on_a_cpu_and_never_wait(
     case: str, tmp_path: Path
@@ -291,7 +286,7 @@ def test_half_precision_with_keys_and_values_in_8_bits_runs_to_its_end(base, ada
         assert gpu.machine.compiled == ready
 
 
-@pytest.mark.parametrize("quantize", ["int4", *long("fp8", "int8")])
+@pytest.mark.parametrize("quantize", ["int4", long("fp8"), long("int8")])
 def test_a_base_in_fewer_bits_answers_as_on_a_cpu(quantize: str, base, adapters) -> None:
     with reference_only():
         harness = EngineHarness(base, {"rank-64": adapters / "rank-64"}, quantize=quantize)
@@ -314,7 +309,7 @@ def test_a_base_in_fewer_bits_answers_as_on_a_cpu(quantize: str, base, adapters)
         assert gpu.machine.compiled == ready
 
 
-@pytest.mark.parametrize("name", ["gguf Q4_K", *long("autoawq")])
+@pytest.mark.parametrize("name", ["gguf Q4_K", long("autoawq")])
 def test_a_checkpoint_in_few_bits_stays_so_and_answers_as_its_plain_weights(
     name: str, tmp_path: Path
 ) -> None:
@@ -362,8 +357,8 @@ def test_what_does_not_fit_is_refused_with_the_bytes_that_there_are(what: str, b
         DryEngine(gpu, base, dtype="float32", **options)
 
 
-@pytest.mark.parametrize("share", [0.9, *long(0.5)])
-@pytest.mark.parametrize("tokens", [64, *long(2048)])
+@pytest.mark.parametrize("share", [0.9, long(0.5)])
+@pytest.mark.parametrize("tokens", [64, long(2048)])
 def test_the_cache_gets_what_the_largest_steps_leave_of_the_share(share: float, tokens: int, base) -> None:
     total = 64 << 20
     with PaperGpu(total) as gpu:

@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from marks import long
 
 from personae.api.bundled import DEMO
 from personae.engine.kv import KVCache
@@ -23,7 +24,7 @@ exact = pytest.mark.skipif("fuse" not in operators(), reason="no compiler, or no
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param("bfloat16", marks=exact), pytest.param("float32", marks=pytest.mark.long)],
+    params=[pytest.param("bfloat16", marks=exact), long("float32")],
 )
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from marks import long
 
 from personae.kernels.cpu.compiler import find_compiler
 from personae.kernels.cpu.prebuilt import VARIANTS, features_here, fitting
@@ -19,8 +20,8 @@ CROSS, QEMU = "aarch64-linux-gnu-g++", "qemu-aarch64"
 FLAGS = ("-O0", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-Wno-attributes")
 FORMATS, STEPS = 14, 4  # the lines that the programs print
 OF = {variant.name: variant for variant in VARIANTS}
-SHORT = {("neon-i8mm", "products.cpp"), ("neon-i8mm", "steps.cpp"), ("sve256", "products.cpp")}
-"""What `make test` compiles; each takes more than a minute."""
+SHORT = {("neon-i8mm", "products.cpp"), ("sve256", "steps.cpp")}
+"""What `make test` compiles; each takes two minutes."""
 CPU = {"sve256": "max,sve256=on", "sve512": "a64fx"}  # for qemu: of this length of registers
 
 pytestmark = pytest.mark.skipif(not fitting(features_here()), reason="no AVX2 to compare with")
@@ -62,7 +63,7 @@ def of_avx2(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Future[
 @pytest.mark.parametrize(
     ("name", "source", "lines"),
     [
-        pytest.param(name, source, lines, marks=() if (name, source) in SHORT else pytest.mark.long)
+        (name, source, lines) if (name, source) in SHORT else long(name, source, lines)
         for name in ("neon", "neon-dotprod", "neon-i8mm", "sve256", "sve512")
         for source, lines in (("products.cpp", FORMATS), ("steps.cpp", STEPS))
     ],

@@ -7,6 +7,7 @@ from functools import cache
 
 import anyio
 import pytest
+from marks import long
 
 from personae.actors.simulation import clients
 from personae.actors.simulation.capacity import quantile
@@ -86,9 +87,9 @@ def first_tokens(
     ("adapters", "placement", "one_dies"),
     [
         (3, "estimated", True),
-        pytest.param(1, "estimated", False, marks=pytest.mark.long),
-        pytest.param(3, "estimated", False, marks=pytest.mark.long),
-        pytest.param(3, "d2lpm", False, marks=pytest.mark.long),
+        long(1, "estimated", False),
+        long(3, "estimated", False),
+        long(3, "d2lpm", False),
     ],
 )
 def test_a_flood_over_four_engines_delays_another_tenant_about_as_much_as_over_one(

@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 from crash_harness import mixed, play_all, same
+from marks import long
 from msgspec import structs
 from patience import PATIENCE, soon
 
@@ -36,7 +37,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("how", [long(signal.SIGKILL), signal.SIGSTOP])
 async def test_streams_continue_at_another_replica_token_for_token_when_one_dies_or_is_silent(
     options, processes: list[int], how: signal.Signals
 ) -> None:

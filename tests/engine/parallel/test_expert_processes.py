@@ -15,6 +15,7 @@ import pytest
 from assembled import Assembled
 from crash_harness import play_all, same
 from family_models import make_family_folder
+from marks import long
 from patience import PATIENCE, soon
 from shared_model import ON_EXPERTS, adapters_of, answers
 
@@ -85,11 +86,11 @@ def test_attention_and_experts_in_different_processes_answer_as_one_process_does
     ("case", "changes", "killed"),
     [
         ("qwen2_moe", {"enable_eplb": True}, "other"),  # with shared experts
-        ("deepseek_v3", {"enable_eplb": True, "enable_dp_attention": True}, "other"),  # latent attention
-        ("qwen2_moe", APART, "other"),
+        long("deepseek_v3", {"enable_eplb": True, "enable_dp_attention": True}, "other"),  # latent attention
+        long("qwen2_moe", APART, "other"),
         ("qwen2_moe", APART, "core"),
-        ("qwen2_moe", {"dist_backend": "gloo"}, "other"),
-        ("qwen2_moe", {"dist_backend": "gloo", **APART}, "other"),
+        long("qwen2_moe", {"dist_backend": "gloo"}, "other"),
+        long("qwen2_moe", {"dist_backend": "gloo", **APART}, "other"),
     ],
 )
 async def test_streams_continue_token_for_token_when_a_rank_is_killed(

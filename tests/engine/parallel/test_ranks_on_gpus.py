@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from marks import long
 
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.is_available(),
@@ -101,10 +102,10 @@ def test_what_the_devices_do_not_have_is_refused_by_name(
     [
         ("llama", {"ranks": 2}, None),  # the memory is measured
         ("llama", {"pipeline_parallel_size": 2}, 2**22),  # or given
-        ("llama", {"ranks": 2, **HALVES}, None),
-        ("qwen3_moe", {"ranks": 2, "expert_parallel_size": 2, **OWN}, None),
-        ("qwen3_moe", {"ranks": 2, **OWN, **HALVES}, 2**22),
-        ("qwen3_moe", {"ranks": 3, "expert_parallel_size": 2, "attention_ranks": 1, **OWN}, None),
+        long("llama", {"ranks": 2, **HALVES}, None),
+        long("qwen3_moe", {"ranks": 2, "expert_parallel_size": 2, **OWN}, None),
+        long("qwen3_moe", {"ranks": 2, **OWN, **HALVES}, 2**22),
+        long("qwen3_moe", {"ranks": 3, "expert_parallel_size": 2, "attention_ranks": 1, **OWN}, None),
         ("qwen3_moe", {"ranks": 3, "attention_ranks": 1, **OWN, **HALVES}, None),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 if find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("needs Triton's compiler", allow_module_level=True)
 
+from marks import long
 from ptx.contract import CONTRACT
 from ptx.mutations import GROUPS, mutants, noticed, sample, subjects
 from ptx.reasons import explain
@@ -16,7 +17,7 @@ from ptx.reasons import explain
 
 @pytest.mark.parametrize(
     ("name", "capability"),
-    [("append", 80), ("experts", 90), ("decode", 80), pytest.param("prefill", 90, marks=pytest.mark.long)],
+    [("append", 80), ("experts", 90), ("decode", 80), long("prefill", 90)],
 )
 def test_a_changed_instruction_is_noticed_or_changes_nothing_for_a_reason(name: str, capability: int) -> None:
     seen = 0
