@@ -87,6 +87,7 @@ class _Child:
     def __init__(self, pid: int, line: socket.socket) -> None:
         self.pid = pid
         self.line = line
+        self.kind = b""  # of its request
         self.connection: socket.socket | None = None  # of its request
         self.used = self.slowed = self.exceeded = False
         self.on_idle_cores = self.lowered = False
@@ -261,12 +262,14 @@ class Children:
             busy = sum(other.connection is not None for other in self._children.values())
             child.slow(max(busy - 1, 0))  # one of them may have answered and only collect its garbage
             child.used = True
-            child.connection = connection
+            child.kind, child.connection = kind, connection
 
     def _hear(self, child: _Child) -> None:
-        said = b""
-        with suppress(ConnectionError):
+        said, early = b"", child in self._free
+        try:
             said = child.line.recv(1)
+        except ConnectionResetError:  # it has died, and had not read what is on its line
+            early = True
         if said != _LONG and child.on_idle_cores:
             self._starvation.restart()
         if said == _LONG:
@@ -282,9 +285,14 @@ class Children:
             self._poll.unregister(child.line)
             del self._children[child.line.fileno()]
             child.line.close()
-            child.ended(child.signal())
-            if child in self._free:
-                self._free.remove(child)
+            number = child.signal()
+            if early and child.connection is not None:
+                self._waiting.appendleft((child.kind, child.connection))
+                child.connection = None
+            child.ended(number)
+            if early:
+                with suppress(ValueError):
+                    self._free.remove(child)
                 time.sleep(0.1)  # it died by itself, and so may the next one
 
     @staticmethod

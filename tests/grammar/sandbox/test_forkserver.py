@@ -327,6 +327,22 @@ def test_a_spec_whose_process_is_ended_from_outside_is_compiled_in_another_and_n
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_a_spec_that_a_child_had_not_taken_when_it_was_killed_goes_to_another_and_that_is_no_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("personae.grammar.sandbox.server.ATTEMPTS", 1)
+    sandbox = Sandbox(VOCABULARY, PATIENT)
+    sandbox.start()
+    for pid in (standing_by := standing(sandbox)):
+        os.kill(pid, signal.SIGSTOP)
+    asked = sandbox.ask(b"a", msgspec.msgpack.encode((GOOD, True, None)))
+    killer = threading.Timer(0.1, lambda: [os.kill(pid, signal.SIGKILL) for pid in standing_by])
+    killer.start()
+    assert len([frame for frame in asked if frame]) >= 1
+    sandbox.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_stopped_child_is_ended_although_nobody_waits_for_it() -> None:
     sandbox = Sandbox(VOCABULARY, PATIENT)
     sandbox.start()
