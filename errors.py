@@ -58,6 +58,12 @@ def as_json(value: Any, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def shortened(text: str, most: int = 400) -> str:
+    """A text that quotes what a caller sent: all of it, or its beginning and its end with `…` between them.
+    A library names the value first, and then what is wrong with it."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most // 2 - 1) :]}"
+
+
 class PersonaeError(Exception):
     """The root of the tree. `message` is one sentence that says what is wrong and what to do next."""
 

@@ -55,6 +55,13 @@ class OptionInfo:
     flag: str | None = None
 
 
+def check_folder(path: Path | None) -> Path | None:
+    """A folder that is there, or will be made when something is written. Raises ValueError."""
+    if path is not None and path.exists() and not path.is_dir():
+        raise ValueError(f"{str(path)!r} is no folder")
+    return path
+
+
 def parse_prefill_replicas(given: int | str) -> PrefillReplicas:
     """The value of `--prefill-replicas`. Raises ValueError."""
     text = str(given)
@@ -380,6 +387,7 @@ class BatchingOptions:
             "A folder where pages of the KV cache are kept when memory has no room for them. So prefixes are "
             "found again after a restart.",
             metavar="DIR",
+            check=check_folder,
         ),
     ] = None
     kv_disk_bytes: Annotated[

@@ -19,6 +19,7 @@ from personae.actors.options import (
     ModelOptions,
     OptionInfo,
     PrefillReplicas,
+    check_folder,
     parse_prefill_replicas,
     parse_size,
 )
@@ -28,7 +29,7 @@ from personae.api.bundled import check_model
 from personae.api.database.schema import check_database_url
 from personae.api.hub.names import check_adapters
 from personae.api.mcp.allowed import check_servers
-from personae.api.telemetry.logs import LogFormat
+from personae.api.telemetry.logs import LogFormat, LogLevel
 from personae.api.tenants.prices import check_prices
 from personae.engine.object_stores import check_store_url
 
@@ -227,6 +228,7 @@ class AccessOptions:
         OptionInfo(
             "The folder of tenants, keys, uploads and batches.",
             metavar="DIR",
+            check=check_folder,
             unset="none; they are lost when the server stops",
         ),
     ] = None
@@ -350,6 +352,7 @@ class ServerOptions:
     log_format: Annotated[LogFormat, OptionInfo("Logs on stderr as text, or as one JSON object a line.")] = (
         "text"
     )
+    log_level: Annotated[LogLevel, OptionInfo("The least important level that is logged.")] = "info"
     tenant_metrics: Annotated[
         int,
         OptionInfo(
@@ -363,7 +366,7 @@ class ServerOptions:
         OptionInfo(
             "Show admins the runs of `personae eval` in this folder, and let them start some.",
             metavar="DIR",
-            folder=True,
+            check=check_folder,
         ),
     ] = None
     otlp_traces_endpoint: Annotated[

@@ -86,6 +86,15 @@ def test_every_page_with_examples_is_run() -> None:
     assert {page for page in pages if any(examples(page))} == {*REAL, *DEMO, *CLIENTS, elsewhere}
 
 
+def test_a_request_with_a_body_says_that_it_is_json() -> None:
+    """The server refuses a body without that header, so a command without it cannot be tried."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
+    sending = [line for line in lines if re.search(r"\bcurl .* -d ", line)]
+    assert len(sending) > 5
+    assert [line for line in sending if "content-type: application/json" not in line] == []
+
+
 @pytest.mark.parametrize("page", REAL)
 def test_a_page_about_the_real_model_shows_what_an_example_brings(page: str) -> None:
     assert any(example.shown for example in examples(page))

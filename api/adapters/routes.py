@@ -162,15 +162,20 @@ async def get_adapter(request: Request) -> Response:
     if "tenant" in request.query_params:
         return json_response(registry_of(exchange).own_version(tenant_of(request, exchange), name))
     record = registry_of(exchange).find(exchange.caller.tenant, name)
-    if record is None and name in exchange.client.models(exchange.caller.tenant):
-        raise NotFound(
-            f"`{name[:80]}` was not uploaded; /v1/models/{name[:80]} shows it.",
-            param="name",
-            code="adapter_not_found",
-        )
     if record is None:
-        raise no_such_adapter(name)
+        raise _not_found(exchange, exchange.caller.tenant, name)
     return json_response(record)
+
+
+def _not_found(exchange: Exchange, tenant: str, name: str) -> NotFound:
+    """The error for a name that no adapter of the tenant has, or that one of the server's own has."""
+    if name not in exchange.client.models(tenant):
+        return no_such_adapter(name)
+    shown = name[:80]
+    message = (
+        f"`{shown}` was not uploaded: it has no versions and cannot be changed; /v1/models/{shown} shows it."
+    )
+    return NotFound(message, param="name", code="adapter_not_found")
 
 
 @operation("GET", "/v1/adapters/{name}/versions", answers={200: AdapterList}, refuses=(404,))
@@ -179,7 +184,7 @@ async def list_versions(request: Request) -> Response:
     exchange, name = exchange_of(request), request.path_params["name"]
     records = registry_of(exchange).versions(exchange.caller.tenant, name)
     if not records:
-        raise no_such_adapter(name)
+        raise _not_found(exchange, exchange.caller.tenant, name)
     return json_response(_listed(records))
 
 
@@ -199,6 +204,8 @@ async def change_adapter(request: Request) -> Response:
     exchange, name = exchange_of(request), request.path_params["name"]
     registry, tenant = registry_of(exchange), tenant_of(request, exchange)
     body = await read_json(request, ChangeAdapter, exchange)
+    if registry.find(tenant, name) is None:
+        raise _not_found(exchange, tenant, name)
     changes = [name for name in ("pinned", "keep_loaded", "defaults") if getattr(body, name) is not UNSET]
     if len(changes) > 1:
         words = " and ".join(f"`{name}`" for name in changes)

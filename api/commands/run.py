@@ -17,7 +17,8 @@ def run(model: str | None, options: Sequence[str] = (), system: str | None = Non
     """Serve the model on a free port of this machine, talk to it until the conversation ends, and stop it.
     The exit code: that of the server if it does not start, 1 if it does not answer."""
     named = [] if model is None else [model]
-    command = [sys.executable, "-m", "personae", "serve", *named, "--port", "0", *options]
+    quiet = ["--log-level", "warning"]  # the log is on the terminal of the conversation
+    command = [sys.executable, "-m", "personae", "serve", *named, "--port", "0", *quiet, *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:  # noqa: S603  our own program
         try:
             assert server.stdout is not None

@@ -53,7 +53,7 @@ def run(options: ServeOptions, start_up: StartUp) -> None:
     adapter is refused, or if other machines could reach a server without keys; EngineLost if the engine fails
     permanently."""
     gc.freeze()  # what was imported; the collection when the server is ready need not visit it
-    logs.configure(options.log_format, start_up)
+    logs.configure(options.log_format, options.log_level, start_up)
     allow_open_files()
     if (key := options.api_key) is not None and not re.fullmatch("[!-~]+", key):
         raise LoadError("--api-key must be printable ASCII without blanks.")

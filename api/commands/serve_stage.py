@@ -13,7 +13,7 @@ from personae.api.telemetry import logs
 def run(options: ServeOptions) -> None:
     """Have the stage here until a signal to stop. Raises LoadError if the options do not fit, or the first
     machine refuses."""
-    logs.configure(options.log_format)
+    logs.configure(options.log_format, options.log_level)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the ranks end, too
     spare_what_is_here()
     with suppress(KeyboardInterrupt):

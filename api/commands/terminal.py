@@ -76,19 +76,22 @@ def _command(conversation: Conversation, console: Console, line: str) -> None:
     match name:
         case "/reset":
             conversation.reset()
+            _note(console, "what was said is forgotten")
         case "/system":
             conversation.system = rest or None
+            _note(console, "the model has these instructions" if rest else "the model has no instructions")
         case "/schema" if rest:
             conversation.use_schema(rest)
             _note(console, "answers are bound to the schema; /schema frees them")
         case "/schema":
             conversation.schema = None
+            _note(console, "answers are free")
         case "/tokens":
             _note(console, _tokens(conversation))
-        case "/adapter" if rest == "none":
-            conversation.model = conversation.models()[0]
         case "/model" | "/adapter" if rest:
-            conversation.model = rest
+            base = name == "/adapter" and rest == "none"
+            conversation.model = conversation.models()[0] if base else rest
+            _note(console, f"talking to {conversation.model}")
         case "/model" | "/adapter":
             names = (
                 f"* {name}" if name == conversation.model else f"  {name}" for name in conversation.models()

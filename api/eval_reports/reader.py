@@ -280,6 +280,8 @@ class EvalReports:
         try:
             with os.scandir(self._folder) as entries:
                 folders = [Path(entry.path) for entry in entries if entry.is_dir()]
+        except FileNotFoundError:  # the first run makes it
+            return iter(())
         except OSError as error:
             raise RequestError(f"--eval-reports cannot be read: {error.strerror}.") from None
         runs = [path for path in folders if _within(path / RESULTS, self._folder)]

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 LogFormat = Literal["text", "json"]
+LogLevel = Literal["info", "warning", "error"]
 
 _about: ContextVar[dict[str, Any] | None] = ContextVar("about", default=None)
 _QUIET = {"/health", "/ready", "/ping", "/load", "/metrics"}  # asked every few seconds: shown with DEBUG only
@@ -99,10 +100,10 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
-def configure(kind: LogFormat, stream: Writes | None = None) -> None:
-    """Log to `stream`, else to stderr, from INFO on."""
+def configure(kind: LogFormat, level: LogLevel, stream: Writes | None = None) -> None:
+    """Log to `stream`, else to stderr, from `level` on."""
     handler: logging.StreamHandler[Any] = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if kind == "json" else TextFormatter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in ("uvicorn", "uvicorn.error"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(name).setLevel(logging.ERROR if level == "error" else logging.WARNING)

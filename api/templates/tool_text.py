@@ -70,7 +70,7 @@ def _tool(function: Mapping[str, Any]) -> str:
 def _fields(schema: Mapping[str, Any], depth: int, end: str) -> str:
     """An object's properties, inside its braces."""
     required = schema.get("required")
-    must = set(required) if isinstance(required, list) else set()
+    must = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
     written = end
     for key, value in schema["properties"].items():
         value = value if isinstance(value, Mapping) else {}

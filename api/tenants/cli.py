@@ -36,7 +36,9 @@ def _moment(text: str) -> int:
             return int((datetime.now(UTC) + timedelta(days=int(text[:-1]))).timestamp())
         when = datetime.fromisoformat(text)
         return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
-    except (ValueError, OverflowError):
+    except OverflowError:
+        raise typer.BadParameter(f"{text!r} is beyond the year 9999.") from None
+    except ValueError:
         raise typer.BadParameter(f"{text!r} is neither days, as 30d, nor a date, as 2027-01-31.") from None
 
 
@@ -414,7 +416,7 @@ def show_usage(
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
     """Show requests, tokens and seconds of adapters. A running server writes it every ten seconds."""
-    from personae.api.tenants.usage import NUMBERS, as_csv, columns_of
+    from personae.api.tenants.usage import NUMBERS, as_csv, cell, columns_of
 
     columns = columns_of(by)
     with where.opened() as (_, usage):
@@ -428,7 +430,7 @@ def show_usage(
         found = [[getattr(row, name) for name in names] for row in rows]
         show(
             [
-                [date(v) if n in ("hour", "last_hour") else v for n, v in zip(names, row, strict=True)]
+                [date(v) if n in ("hour", "last_hour") else cell(v) for n, v in zip(names, row, strict=True)]
                 for row in found
             ],
             names,

@@ -26,6 +26,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _KEY = re.compile(r"psn_([0-9a-f]{12})_[0-9a-f]{64}")
 _NOBODY = bytes(32)
 _LONGEST_LABEL = 100
+_LATEST = 253_402_300_799  # Unix time: dates of later years cannot be written
 _AT_ONCE = 500  # values of a query
 _KEYS = "select id, tenant, role, created, revoked, label, expires, used from keys "
 _OF_TENANTS = (
@@ -419,6 +420,9 @@ def _check_key(label: str, expires: int | None) -> None:
         raise RequestError(f"`label` may have at most {_LONGEST_LABEL} characters.", param="label")
     if expires is not None and expires <= time.time():
         raise RequestError("`expires` is past; it is a Unix time in seconds.", param="expires")
+    if expires is not None and expires > _LATEST:
+        latest = f"`expires` must be at most {_LATEST}, the end of the year 9999"
+        raise RequestError(f"{latest}; it is a Unix time in seconds.", param="expires", code="out_of_range")
 
 
 def _no_tenant(name: str) -> NotFound:

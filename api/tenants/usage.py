@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
@@ -274,5 +275,10 @@ def as_csv(rows: Sequence[UsageRow], group_by: Sequence[Column]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([getattr(row, name) for name in names] for row in rows)
+    writer.writerows([cell(getattr(row, name)) for name in names] for row in rows)
     return text.getvalue()
+
+
+def cell(value: object) -> str:
+    """A value in a table; a number without an exponent."""
+    return f"{Decimal(repr(value)):f}" if isinstance(value, float) else "" if value is None else str(value)

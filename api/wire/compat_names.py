@@ -140,10 +140,12 @@ _INSTEAD = {
     "sleep": _AWAKE,
     "threads": "Threads are not served; /v1/conversations keeps what was said, for /v1/responses.",
     "uploads": "A file comes in one request: POST /v1/files.",
+    "v1/chat/completions": "Chat completions are not stored; a response of /v1/responses is.",
+    "v1/models": _STAYS,
     "vector_stores": "Search is not served; /v1/embeddings and /v1/rerank compute what it needs.",
     "wake_up": _AWAKE,
 }
-"""A part of another server's route, or two, and what to do here."""
+"""A part of another server's route, or two, or its first three; and what to do here."""
 
 _EMBEDDINGS = "It is always on: POST /v1/embeddings."
 _FOUND = "It is detected from the chat template; {} sets it."
@@ -281,7 +283,7 @@ def route_here(path: str) -> str | None:
     """A sentence about a route of another server. None if it is not known."""
     parts = [part for part in path.split("/") if part]
     last = parts[-1] if parts else ""
-    for part in (*parts, *map("/".join, pairwise(parts))):
+    for part in (*parts, *map("/".join, pairwise(parts)), "/".join(parts[:3])):
         if part in _INSTEAD:
             return _INSTEAD[part]
     if last in _NOT_SERVED:

@@ -164,6 +164,9 @@ def _inner(value: Any, types: Sequence[inspect.Type]) -> Any:
     return value
 
 
+_BOUND = re.compile(r"Expected `(?:int|float)` (?P<side>[<>]=?) (?P<bound>\S+)$")
+_BOUNDS = {">=": "at least", "<=": "at most", ">": "over", "<": "below"}
+_BOUND_TEXT = re.compile(r"Expected `\w+` (?:of length|matching)")
 _TOOL_TYPE = re.compile(r"tools\[\d+\]\.type")
 _TOOL = ' A tool is {"type": "function", "function": {"name": …, "parameters": …}} here.'
 
@@ -185,7 +188,10 @@ def named_error(error: msgspec.ValidationError, type: type[msgspec.Struct]) -> R
         name = _join(path, missing["name"])
         hint = _TOOL if issubclass(type, ChatRequest) and _TOOL_TYPE.fullmatch(name) else ""
         return RequestError(f"`{name}` is required.{hint}", param=name, code="missing_required_parameter")
-    code = "invalid_type"
+    if bound := _BOUND.match(message):
+        wanted = f"{_BOUNDS[bound['side']]} {bound['bound'].removesuffix('.0')}"
+        return RequestError(f"`{path}` must be {wanted}.", param=path, code="out_of_range")
+    code = "invalid_value" if _BOUND_TEXT.match(message) else "invalid_type"
     if invalid := _INVALID.match(message):
         message = f"Invalid value {_as_sent(invalid['value'])}"
         if valid := _valid(type, path):

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema_rs
 import msgspec
 
-from personae.errors import GrammarError, as_json
+from personae.errors import GrammarError, as_json, shortened
 from personae.grammar.regex.library import library_pattern
 from personae.grammar.schema.walk import Path, rebuild, subschemas
 
@@ -116,7 +116,9 @@ def validator(document: Schema) -> jsonschema_rs.Validator:
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
         path, reason = _failure(error, document)
         place = pointer(path or _reference_to_nothing(document, reason))
-        raise GrammarError(f"The schema is malformed at {place}: {reason}.", param=SCHEMA_PARAM) from error
+        raise GrammarError(
+            f"The schema is malformed at {place}: {shortened(reason)}.", param=SCHEMA_PARAM
+        ) from error
 
 
 def for_library(schema: Any) -> Any:

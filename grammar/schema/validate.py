@@ -5,6 +5,7 @@ import json
 import jsonschema_rs
 import msgspec
 
+from personae.errors import shortened
 from personae.grammar.regex.library import library_pattern
 from personae.grammar.schema.document import Schema, as_written, parse_with_validator, pointer
 from personae.grammar.spec import GrammarSpec
@@ -40,7 +41,8 @@ def validate_answer(spec: GrammarSpec, answer: str) -> SchemaValidation:
     violations = []
     schema, validator = parse_with_validator(spec.source)
     for failure in validator.iter_errors(instance):
-        violations.append(SchemaViolation(pointer(failure.instance_path), _message(failure, schema)))
+        message = shortened(_message(failure, schema))
+        violations.append(SchemaViolation(pointer(failure.instance_path), message))
         if len(violations) == MAX_VIOLATIONS:
             break
     return SchemaValidation(not violations, tuple(violations))

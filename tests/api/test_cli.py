@@ -119,6 +119,17 @@ def test_what_is_not_for_a_terminal_is_lines_from_loading_to_stopped(kind: str) 
     assert places == sorted(places)
 
 
+def test_from_warnings_on_nothing_is_logged_of_a_server_without_problems() -> None:
+    with start("serve", "--port", "0", "--log-level", "warning") as program:
+        ready = re.search(r"http://\S+", program.line())
+        assert ready
+        body = {"model": "base", "prompt": "hi"}
+        assert httpx.post(f"{ready[0]}/v1/completions", json=body, timeout=PATIENCE).status_code == 200
+        program.process.send_signal(signal.SIGTERM)
+        program.end(0)
+        assert program.errors == ""
+
+
 def test_no_name_of_an_option_is_cut_in_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     shown = CliRunner().invoke(app, ["serve", "--help"]).output
@@ -286,7 +297,7 @@ def test_every_option_is_passed_on(
         "--database-url postgresql://h/n --object-store s3://b/p/ "
         "--allowed-origin https://a.example --allowed-origin https://b.example "
         "--batch-concurrency 5 --background-tokens 6 --request-timeout 1.5 --log-format json "
-        "--otlp-traces-endpoint http://o --tenant-metrics 3 --eval-reports e "
+        "--log-level warning --otlp-traces-endpoint http://o --tenant-metrics 3 --eval-reports e "
         "--tool-format hermes --reasoning-format none --max-tokens-overflow refuse --stream-ping-interval 2 "
         "--adapter-versions 7 --kv-disk k --kv-disk-bytes 1GiB "
         "--kv-host-bytes 4GiB --kv-transfer-backend nixl "
@@ -370,6 +381,7 @@ def test_every_option_is_passed_on(
         background_tokens=6,
         request_timeout=1.5,
         log_format="json",
+        log_level="warning",
         otlp_traces_endpoint="http://o",
         tenant_metrics=3,
         eval_reports=Path("e"),
@@ -431,6 +443,9 @@ def test_the_defaults_are_loopback_and_nothing_chosen(asked: list[tuple[object, 
         (["--adapters", "no/such/adapters"], "'no/such/adapters' does not exist"),
         (["--nonsense"], "--nonsense"),
         (["--adapter-root", "no/such/root"], "'no/such/root' does not exist"),
+        (["--eval-reports", __file__], "is no folder"),
+        (["--data-dir", __file__], "is no folder"),
+        (["--kv-disk", __file__], "is no folder"),
         (["--allowed-origin", "app.example"], "write it as https://app.example"),
         (["--allowed-origin", "https://app.example/"], "write it as https://app.example"),
         (["--max-num-seqs", "4"], "Here it is --max-seqs."),

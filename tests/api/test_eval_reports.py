@@ -46,6 +46,10 @@ async def test_runs_are_listed_the_newest_first_and_other_things_are_left_out(tm
     ]
 
 
+async def test_a_folder_that_no_run_has_made_so_far_has_no_runs(tmp_path: Path) -> None:
+    assert (await get(tmp_path / "runs")).json()["data"] == []
+
+
 async def test_the_tables_of_a_run_say_what_its_report_says(tmp_path: Path) -> None:
     plant_run(tmp_path, "run", "a text")
     again = OutcomeRecord(suite="demo", task="a text", case="1", model="base", mode="free", passed=True)

@@ -199,6 +199,16 @@ async def test_choice_strictness_and_parallel_calls_bind_the_answer_as_with_any_
         assert generic.submitted[-1].grammar == hermes.submitted[-1].grammar, extra
 
 
+@pytest.mark.parametrize("required", [[{"name": "a"}], [["a"]], 5, {"a": 1}, None])
+def test_a_malformed_list_of_required_names_is_described_so_that_the_schemas_check_can_name_it(
+    required: Any,
+) -> None:
+    inner = {"type": "object", "properties": {"b": {"type": "string"}}, "required": required}
+    parameters = inner | {"properties": {"b": inner}}
+    malformed = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    assert '"b"?: {"b"?: string}' in describe([malformed], tool_format(GENERIC))
+
+
 async def test_the_description_of_tools_counts_for_the_context() -> None:
     engine = FakeEngine("no", tokenizer=byte_tokenizer(), max_model_len=256)
     visit = await ask(engine)

@@ -105,6 +105,8 @@ def test_keys_have_labels_and_expiries_and_are_rotated(tmp_path: Path) -> None:
     assert identify(tmp_path, new).tenant == "ann"
     assert "desk" in call(f"keys list {where}").stdout.splitlines()[2]
     assert call(f"keys create ann {where} --expires soon").exit_code == 2
+    late = call(f"keys create ann {where} --expires 99999999d")
+    assert (late.exit_code, "is beyond the year 9999" in late.output) == (2, True)
     assert call(f"keys create ann {where} --expires 2001-01-01").exit_code == 2
 
 

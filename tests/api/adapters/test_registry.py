@@ -60,9 +60,11 @@ async def test_an_upload_is_described_listed_and_a_model(fixture: UploadFixture,
         assert (await client.get("/v1/adapters")).json() == {"data": [brief(record)], "object": "list"}
         model = (await client.get("/v1/models/poet")).json()
         assert await names(client) == ["base", "team/pirate", "poet"]
-        own = await client.get("/v1/adapters/base")
-        assert (own.status_code, own.json()["error"]["code"]) == (404, "adapter_not_found")
-        assert "was not uploaded; /v1/models/base shows it" in own.json()["error"]["message"]
+        for method, path in (("GET", "base"), ("GET", "base/versions"), ("PATCH", "base")):
+            own = await client.request(method, f"/v1/adapters/{path}", json={"pinned": 1})
+            assert (own.status_code, own.json()["error"]["code"]) == (404, "adapter_not_found")
+            assert "was not uploaded" in own.json()["error"]["message"]
+            assert own.json()["error"]["message"].endswith("/v1/models/base shows it.")
         as_in_sglang = await client.get("/v1/models/base:poet")
         assert as_in_sglang.json()["error"]["message"].endswith("does not exist. Did you mean `poet`?")
     adapter = read_adapter(folder_of(tmp_path / "poet", files), BOUNDS.shapes)

@@ -1,7 +1,9 @@
-"""`personae chat`, against the real server."""
+"""`personae chat` and `personae run`, against the real server."""
 
 import io
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -180,6 +182,23 @@ def test_an_adapter_is_chosen_and_left(conversation: Conversation, engine: FakeE
     assert "* base\n  team/pirate" in shown
 
 
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        ("/adapter team/pirate", "talking to team/pirate\n"),
+        ("/adapter none", "talking to base\n"),
+        ("/model team/pirate", "talking to team/pirate\n"),
+        ("/system be brief", "the model has these instructions"),
+        ("/system", "the model has no instructions"),
+        ("/schema {}", "answers are bound to the schema"),
+        ("/schema", "answers are free"),
+        ("/reset", "what was said is forgotten"),
+    ],
+)
+def test_a_command_says_what_it_did(conversation: Conversation, line: str, note: str) -> None:
+    assert note in said(conversation, line)
+
+
 def test_tokens_of_the_latest_answer_are_counted(conversation: Conversation) -> None:
     assert "there is no answer yet" in said(conversation, "/tokens")
     shown = said(conversation, "hi", "/tokens")
@@ -231,3 +250,16 @@ def test_commands_are_completed() -> None:
     found = Commands(["/adapter", "/schema", "/system"]).get_completions(Document("/s"), CompleteEvent())
     assert [each.text for each in found] == ["/schema", "/system"]
     assert not list(Commands(["/adapter"]).get_completions(Document("a"), CompleteEvent()))
+
+
+def test_a_conversation_for_which_the_server_runs_has_no_line_of_its_log() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "personae", "run", "demo"],
+        input="Hello!\n/exit\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "talking to personae-demo" in done.stdout
+    assert done.stderr == ""

@@ -74,6 +74,8 @@ async def test_a_method_that_is_not_served_is_told_all_that_the_path_serves(app:
         ("/v1/threads/thread_1/runs", "/v1/conversations keeps what was said, for /v1/responses."),
         ("/v1/fine_tuning/jobs", "POST /v1/adapters takes a trained adapter."),
         ("/chat/completions", "There is /v1/chat/completions."),
+        ("/v1/chat/completions/chatcmpl-1/messages", "a response of /v1/responses is."),
+        ("/openai/deployments/m/chat/completions", "Here it is /v1/chat/completions."),
         ("/v1/v1/chat/completions", "There is /v1/chat/completions."),
         ("/v1/chat/completions/", "There is /v1/chat/completions."),
         ("//v1/completions", "There is /v1/completions."),
@@ -101,10 +103,21 @@ async def test_a_route_that_is_not_there_names_the_one_that_was_meant(
     assert visit.error["message"].endswith(hint) or f"{hint}: " in visit.error["message"]
 
 
-async def test_a_route_that_a_route_of_ours_takes_for_an_id_names_what_was_meant(app: Starlette) -> None:
-    visit = await asgi.Visit("/v1/responses/compact", {}).run(app)
-    assert visit.status == 405
-    assert visit.error["message"].endswith("or another `previous_response_id`.")
+@pytest.mark.parametrize(
+    ("path", "method", "hint"),
+    [
+        ("/v1/responses/compact", "POST", "or another `previous_response_id`."),
+        ("/v1/chat/completions", "GET", "Chat completions are not stored; a response of /v1/responses is."),
+        ("/v1/models/m", "DELETE", "/v1/adapters uploads and removes adapters."),
+    ],
+)
+async def test_a_method_that_a_route_of_ours_does_not_have_is_told_what_was_meant(
+    path: str, method: str, hint: str, app: Starlette
+) -> None:
+    async with asgi.client(app) as client:
+        answer = await client.request(method, path)
+    assert answer.status_code == 405
+    assert answer.json()["error"]["message"].endswith(hint)
 
 
 @pytest.mark.parametrize("path", ["/v1/nope", "/v1", "/nowhere/at/all"])

@@ -195,6 +195,8 @@ async def test_the_first_key_has_to_be_an_admins(fixture: UploadFixture) -> None
         ("POST", "/v1/keys", {"tenant": "root", "role": "king"}, 400, "role"),
         ("POST", "/v1/keys", {"tenant": "root", "label": "x" * 101}, 400, "label"),
         ("POST", "/v1/keys", {"tenant": "root", "expires": 5}, 400, "expires"),
+        ("POST", "/v1/keys", {"tenant": "root", "expires": 253_402_300_800}, 400, "expires"),
+        ("POST", "/v1/keys", {"tenant": "root", "expires": 10**30}, 400, "expires"),
         ("DELETE", "/v1/keys/000000000000", None, 404, "id"),
         ("GET", "/v1/usage?group_by=colour", None, 400, "group_by"),
         ("GET", "/v1/usage?from=yesterday", None, 400, "from"),

@@ -80,6 +80,7 @@ async def test_money_counts_at_the_price_of_the_adapter_and_usage_shows_it(fixtu
         assert {row["adapter"]: row["spend"] for row in rows} == {"": 0.000026, "poet": 0.00052}
         text = (await client.get("/v1/usage?group_by=adapter&format=csv")).text
         assert text.splitlines()[0].endswith(",spend")
+        assert {line.rpartition(",")[2] for line in text.splitlines()[1:]} == {"0.000026", "0.00052"}
     async with fixture.client(root) as client:
         assert (await complete(client)).status_code == 200
 

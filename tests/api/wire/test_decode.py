@@ -1,4 +1,4 @@
-"""From bytes to requests: which JSON numbers are integers."""
+"""From bytes to requests: which JSON numbers are integers, and how values out of bounds are refused."""
 
 import json
 from typing import Any
@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 from personae.api.batches.model import CreateBatch
+from personae.api.eval_reports.runner import StartEval
 from personae.api.responses.request import ResponsesRequest
+from personae.api.sessions.routes import ChangeSession
+from personae.api.tenants.routes import CreateTenant
 from personae.api.wire.decode import decode
 from personae.api.wire.schema import Body, ChatRequest, CompletionRequest, DetokenizeRequest
 from personae.errors import RequestError
@@ -86,3 +89,26 @@ def test_what_the_caller_writes_freely_keeps_its_floats() -> None:
 def test_a_number_beyond_all_floats_is_refused() -> None:
     with pytest.raises(RequestError):
         decode(b'{"model": "base", "prompt": "hi", "max_tokens": 1e999}', CompletionRequest, 64)
+
+
+@pytest.mark.parametrize(
+    ("body", "type", "message", "code"),
+    [
+        ({"ttl": -1}, ChangeSession, "`ttl` must be at least 0.", "out_of_range"),
+        ({"ttl": 10**30}, ChangeSession, "`ttl` must be at most 2592000.", "out_of_range"),
+        (
+            {"name": "a", "limits": {"weight": 101.5}},
+            CreateTenant,
+            "`limits.weight` must be at most 100.",
+            "out_of_range",
+        ),
+        ({"name": "x" * 201}, StartEval, "`name`: Expected `str` of length <= 200.", "invalid_value"),
+        ({"ttl": "1"}, ChangeSession, "`ttl`: Expected `int`, got `str`.", "invalid_type"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_with_the_bound(
+    body: dict[str, Any], type: type[Body], message: str, code: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        decode(json.dumps(body).encode(), type, 64)
+    assert (caught.value.message, caught.value.code) == (message, code)

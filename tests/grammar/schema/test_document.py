@@ -43,6 +43,15 @@ def test_a_malformed_schema_is_refused_by_place(source, message):
     assert refusal.value.code == "invalid_schema"
 
 
+@pytest.mark.parametrize("schema", [{"required": "a" * 5000}, {"properties": {"b": ["a"] * 2000}}])
+def test_a_refusal_quotes_the_beginning_of_a_long_value_and_ends_with_what_is_wrong(schema):
+    with pytest.raises(GrammarError) as refusal:
+        parse_schema(json.dumps(schema))
+    assert len(refusal.value.message) < 500
+    assert re.fullmatch(r"The schema is malformed at #/\S+: .*aaaaaa.*|.*\[\"a\".*", refusal.value.message)
+    assert re.search(r"…a.* is not of types? .*\.$|….*\] is not of types? .*\.$", refusal.value.message)
+
+
 @pytest.mark.parametrize("source", ["{}", "true", "false", '{"type": "object", "x-own": 1}'])
 def test_a_well_formed_schema_is_decoded(source):
     assert parse_schema(source) in ({}, True, False, {"type": "object", "x-own": 1})

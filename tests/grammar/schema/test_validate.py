@@ -33,6 +33,14 @@ def test_the_list_of_violations_is_bounded():
     assert len(outcome.violations) == MAX_VIOLATIONS
 
 
+def test_a_violation_quotes_the_beginning_of_a_long_answer_and_ends_with_what_is_wrong():
+    outcome = validate_answer(UNIQUE, json.dumps([1] * 5000))
+    [violation] = outcome.violations
+    assert len(violation.message) <= 400
+    assert violation.message.startswith("[1,1,1,")
+    assert violation.message.endswith("has non-unique elements")
+
+
 def test_a_pattern_is_shown_as_the_schema_writes_it():
     schema = {
         "properties": {"a": {"pattern": r"^(?<n>.)\k<n>$"}},
