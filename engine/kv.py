@@ -17,14 +17,17 @@ from torch import Tensor
 
 from personae.engine.layers.block import KVSpec
 from personae.engine.plan import MemoryLayout
+from personae.kernels.ahead import Ahead
 from personae.kernels.attention import kv_width
 from personae.kernels.file_memory import FileMemory
 from personae.kernels.mappable import HUGE
-from personae.kernels.memory import Memory, memory_of, unmapping_pages
+from personae.kernels.memory import Memory, TorchMemory, memory_of, unmapping_pages
 from personae.kernels.states import windows
 
 if TYPE_CHECKING:
     from personae.engine.heads.states import HeadStates
+
+AHEAD = 2048  # tokens whose pages have memory before they are used
 
 Specs = Sequence[KVSpec | None]
 """The spec of each layer; None for a layer that keeps nothing."""
@@ -84,6 +87,9 @@ class KVCache:
         self._kept = (*groups, *states)
         self.file = memory if isinstance(memory, FileMemory) else None
         self._reached = 0  # pages of the file that are on huge pages of the system
+        self._ahead: Ahead | None = None
+        if device.type == "cpu" and isinstance(self._memory, TorchMemory) and self.page_bytes:
+            self._ahead = Ahead([*self._tensors()], -(-AHEAD // self.page_size))
         self.groups = dict(zip(members, groups, strict=True))
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         self.states: dict[int, Tensor] = {}
@@ -111,9 +117,17 @@ class KVCache:
         (data,) = self.groups.values()
         return data
 
+    @property
+    def grows(self) -> bool:
+        """Whether memory comes as pages are used: then `reach` must be told."""
+        return self._ahead is not None or self.file is not None
+
     def reach(self, page: int) -> None:
-        """Pages up to this one are about to be used. Of a cache in a file only: their memory is had on huge
-        pages, for as many pages at once as one holds of the largest part."""
+        """Pages up to this one are about to be used. The next ones get memory meanwhile. Of a cache in a
+        file: their memory is had on huge pages, for as many pages at once as one holds of the largest
+        part."""
+        if self._ahead is not None:
+            self._ahead.reach(page)
         if page < self._reached or self.file is None:
             return
         stride = max(HUGE // max(tensor[0].nbytes for tensor in self._tensors()), 1)
@@ -172,6 +186,8 @@ class KVCache:
                 yield
             return
         self._reached = min((self._reached, *pages))
+        if self._ahead is not None:
+            self._ahead.unmap(pages)
         for tensor in self._tensors():
             yield from unmapping_pages(self._memory, tensor, pages)
 
@@ -181,6 +197,8 @@ class KVCache:
             for run in self._runs(pages):
                 self._memory.map(run)
                 yield
+        if self._ahead is not None:
+            self._ahead.map(pages)
 
     def _runs(self, pages: Collection[int]) -> Iterator[Tensor]:
         for run in sorted({page // self._run for page in pages}):

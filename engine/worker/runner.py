@@ -75,13 +75,15 @@ class Runner(DeviceAdapters):
         # adapter is active, if that is not 0.
         self._adapter_slot: dict[int, int] = {}
         self._adapter_start: dict[int, int] = {}
+        if kv.grows:
+            kv.reach(0)
 
     def begin(self, plan: StepPlan, known: KnownTokens) -> PackedStep | None:
         """See Worker."""
-        if self.kv.file is not None:
+        if self.kv.grows:
             for row in plan.rows:
                 if row.pages:
-                    self.kv.reach(max(row.pages))
+                    self._reach(row.pages)
         if plan.moves:
             self._move(plan.moves)
         self._tables.apply(plan)
@@ -97,6 +99,12 @@ class Runner(DeviceAdapters):
         if plan.copies:
             self.kv.copy_pages(plan.copies if self._region is None else self._own_copies(plan.copies))
         return self.pack(plan.rows, known) if plan.rows else None
+
+    def _reach(self, pages: Sequence[int]) -> None:
+        """Tell the cache which of its pages are about to be used."""
+        size = self.kv.num_pages
+        if self._region is None or pages[0] // size == self._region:
+            self.kv.reach(max(pages) - (self._region or 0) * size)
 
     def _move(self, moves: Sequence[Move]) -> None:
         """Give pages to the tier, have it delete those of sessions, and put fetched ones into the cache."""

@@ -59,12 +59,13 @@ struct Block {
 
 struct AttentionScratch {
     explicit AttentionScratch(int64_t dim)
-        : dim(dim), queries(QUERIES * dim), pairs(BESIDE * dim), keys(BLOCK * dim), zeros(dim),
+        : dim(dim), queries(QUERIES * dim), pairs(BESIDE * dim), turned(QUERIES * dim), keys(BLOCK * dim), zeros(dim),
           values(BLOCK * dim), wide_queries(QUERIES * dim), wide_keys(BLOCK * dim), mixed(QUERIES * dim) {}
     int64_t dim;
     std::vector<bf16> queries;  // [vectors][dim]
     std::vector<bf16> pairs;    // of few, for AMX: [dim / 2][4][2]
-    std::vector<bf16> keys;     // of a block: [4][dim / 2][16][2]; for AMX and few vectors [64][dim], where pages are short
+    std::vector<bf16> turned;   // of many, for AMX: [2][dim / 2][16][2]
+    std::vector<bf16> keys;     // of a block: [4][dim / 2][16][2]; for AMX [64][dim], where pages are short
     std::vector<bf16> zeros;
     std::vector<bf16> values;   // of a block, for AMX and many vectors: [2][dim / 16][16][16][2]
     std::vector<float> wide_queries, wide_keys;  // as floats: [vectors][dim]; [4][dim][16]

@@ -1,9 +1,11 @@
 // Attention of bfloat16 heads with AMX: attention_bf16.h says what it computes.
 //
 // Up to four query vectors, as a row that decodes has: keys are the first operand as they lie, and values meet their weights in
-// registers, as floats. More, as in a prompt: a block's keys are transposed and its values interleaved once for all of them,
-// and both products are of tiles. The numbers are added in the same order either way, as a tile instruction does: of 32 keys'
-// values, the even keys' products, the odd ones', and the sum of the two to the sum so far.
+// registers, as floats. More, as in a prompt: keys are the first operand, too, so a lane of the scores is a query, and the softmax
+// of sixteen queries needs no sum of lanes. A block's values are interleaved once for all of them, and both products are of tiles.
+//
+// The numbers are added in the same order either way, as a tile instruction does: of 32 keys' values, the even keys' products, the
+// odd ones', and the sum of the two to the sum so far.
 #pragma once
 #include "attention_bf16.h"
 
@@ -42,27 +44,32 @@ inline void score_few(const bf16* const* keys, int64_t tiles, int64_t stride, co
     _tile_stored(3, scores + 192, 16);
 }
 
-// 16 queries [16][dim] and transposed keys [4][dim / 2][16][2] -> scores [16][64].
-inline void score_many(const bf16* queries, const bf16* keys, int64_t dim, float* scores) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t d = 0; d < dim; d += 32, keys += TILE) {
-        _tile_loadd(4, queries + d, dim * 2);
-        _tile_loadd(5, keys, 64);
-        _tile_dpbf16ps(0, 4, 5);
-        _tile_loadd(6, keys + LANES * dim, 64);
-        _tile_dpbf16ps(1, 4, 6);
-        _tile_loadd(5, keys + 2 * LANES * dim, 64);
-        _tile_dpbf16ps(2, 4, 5);
-        _tile_loadd(6, keys + 3 * LANES * dim, 64);
-        _tile_dpbf16ps(3, 4, 6);
+// Four tiles of 16 keys as they lie, and turned queries [2][dim / 2][16][2] -> scores [64][32].
+inline void score_many(const bf16* const* keys, int64_t tiles, int64_t dim, const bf16* queries, int64_t vectors, float* scores) {
+    const bf16* more = vectors > LANES ? queries + LANES * dim : queries;
+    for (int64_t t = 0; t < tiles; t += 2, scores += 2 * LANES * QUERIES) {
+        const bool both = t + 1 < tiles;
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t d = 0; d < dim; d += 32) {
+            _tile_loadd(4, keys[t] + d, dim * 2);
+            _tile_loadd(6, queries + d * LANES, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, more + d * LANES, 64);
+            _tile_dpbf16ps(1, 4, 7);
+            if (!both) continue;
+            _tile_loadd(5, keys[t + 1] + d, dim * 2);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        _tile_stored(0, scores, QUERIES * 4);
+        _tile_stored(1, scores + LANES, QUERIES * 4);
+        if (!both) continue;
+        _tile_stored(2, scores + LANES * QUERIES, QUERIES * 4);
+        _tile_stored(3, scores + LANES * QUERIES + LANES, QUERIES * 4);
     }
-    _tile_stored(0, scores, BLOCK * 4);
-    _tile_stored(1, scores + 16, BLOCK * 4);
-    _tile_stored(2, scores + 32, BLOCK * 4);
-    _tile_stored(3, scores + 48, BLOCK * 4);
 }
 
 // mixed [16][dim] += weights [16][64] of 32 or 64 keys times their values, interleaved: [2][dim / 16][16][2].
@@ -84,7 +91,7 @@ inline void mix_many(const bf16* weights, int64_t count, const bf16* values, int
 #else
 inline void begin_few_scores() {}
 inline void score_few(const bf16* const*, int64_t, int64_t, const bf16*, float*) {}
-inline void score_many(const bf16*, const bf16*, int64_t, float*) {}
+inline void score_many(const bf16* const*, int64_t, int64_t, const bf16*, int64_t, float*) {}
 inline void mix_many(const bf16*, int64_t, const bf16*, int64_t, float*) {}
 #endif
 
@@ -140,6 +147,105 @@ inline void interleave(const bf16* const* values, int64_t count, int64_t dim, bf
         }
 }
 
+// 16 queries [16][dim] -> [dim / 2][16][2].
+inline void turn_queries(const bf16* queries, int64_t dim, bf16* to) {
+    for (int64_t d = 0; d < dim; d += 32) {
+        IVec rows[16];
+        for (int j = 0; j < 16; j++) rows[j] = load_words(queries + j * dim + d);
+        transpose16(rows);
+        for (int j = 0; j < 16; j++) put_pairs(to + (d / 2 + j) * 32, rows[j]);
+    }
+}
+
+// A query's place in a block, in each lane, and which of the block's keys it sees: up to its own, of a window's.
+struct Places {
+    IVec own;
+    int32_t window;  // 0: none
+    bool all;  // all of them see all keys of the block
+
+    Places(int64_t first, int64_t position, int64_t vector, int64_t group, int64_t window) : window(int32_t(window)) {
+        for (int i = 0; i < LANES; i++) own[i] = int32_t(position + (vector + i) / group - first);
+        all = own[0] >= BLOCK - 1 && (!window || own[LANES - 1] < window);
+    }
+    Mask see(int64_t key) const {
+        const Mask seen = mask(own >= int32_t(key));
+        return window ? Mask(seen & mask(own < int32_t(key) + window)) : seen;
+    }
+};
+
+// Softmax of sixteen queries, one in each lane, with the bits of Softmax.
+struct Softmaxes {
+    Vec top = splat(-INFINITY), total = {};
+
+    // Scores [64][32] of the first `tiles` times 16 keys become weights [16][64], of whole pairs of tiles.
+    template <bool ALL>
+    void take(float* scores, int64_t tiles, const Places& places, float scale, float* mixed, int64_t vectors, int64_t dim,
+              bf16* weights) {
+        const int64_t count = tiles * LANES, whole = (count + 31) / 32 * 32;
+        Vec most[4] = {top, top, top, top};
+        for (int64_t key = 0; key < count; key += 4)
+            each<4>([&](auto i) ALWAYS_INLINE {
+                float* score = scores + (key + i) * QUERIES;
+                const Vec x = load(score) * scale;
+                store(score, x);
+                const Vec more = larger(most[i], x);
+                most[i] = ALL ? more : where(places.see(key + i), more, most[i]);
+            });
+        const Vec best = larger(larger(most[0], most[1]), larger(most[2], most[3]));
+        alignas(64) IVec pairs[BLOCK / 2];
+        for (int64_t key = 0; key < count; key += 2) {
+            Vec two[2];
+            each<2>([&](auto i) ALWAYS_INLINE {
+                float* score = scores + (key + i) * QUERIES;
+                const Vec weight = exp_negative(load(score) - best);
+                two[i] = ALL ? weight : where(places.see(key + i), weight, Vec{});
+                store(score, two[i]);
+            });
+            pairs[key / 2] = in_pairs(two[0], two[1]);
+        }
+        for (int64_t key = count; key < whole; key += 2) pairs[key / 2] = IVec{};
+        for (int64_t key = 0; key < whole; key += 32) {
+            IVec rows[16];
+            for (int i = 0; i < 16; i++) rows[i] = pairs[key / 2 + i];
+            transpose16(rows);
+            for (int i = 0; i < 16; i++) put_pairs(weights + i * BLOCK + key, rows[i]);
+        }
+        shrink(best, mixed, vectors, dim);
+        Vec sums[LANES];
+        each<LANES>([&](auto i) ALWAYS_INLINE { sums[i] = load(scores + i * QUERIES); });
+        for (int64_t key = LANES; key < count; key += LANES)
+            each<LANES>([&](auto i) ALWAYS_INLINE { sums[i] = sums[i] + load(scores + (key + i) * QUERIES); });
+        each<8>([&](auto i) ALWAYS_INLINE { sums[i] = sums[i] + sums[i + 8]; });  // as `sum` adds lanes
+        each<4>([&](auto i) ALWAYS_INLINE { sums[i] = sums[i] + sums[i + 4]; });
+        total = total + ((sums[0] + sums[2]) + (sums[1] + sums[3]));
+    }
+
+   private:
+    void shrink(Vec best, float* mixed, int64_t vectors, int64_t dim) {
+        const Mask first = mask((IVec)(top == -INFINITY)), changed = mask((IVec)(best != top));
+        const Vec by = where(first, Vec{}, exp_negative(top - best));
+        total = where(changed, total * by, total);
+        alignas(64) float each_by[LANES];
+        store(each_by, by);
+        for (unsigned left = changed & ~first; left; left &= left - 1) {
+            const int64_t i = __builtin_ctz(left);
+            if (i >= vectors) break;
+            for (int64_t d = 0; d < dim; d += LANES) store(mixed + i * dim + d, load(mixed + i * dim + d) * each_by[i]);
+        }
+        top = best;
+    }
+    // Rounded to bfloat16, lane by lane beside one another.
+    static IVec in_pairs(Vec first, Vec second) {
+#if defined(__AVX512BF16__)
+        const __m512i lanes = _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007,
+                                                0x180008, 0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
+        return (IVec)_mm512_permutexvar_epi16(lanes, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
+#else
+        return ((IVec)round_to_bf16(first) >> 16 & 0xffff) | (IVec)round_to_bf16(second);
+#endif
+    }
+};
+
 struct Rounded {  // a weight that a tile has as bfloat16, as the float that this is
     float value;
 };
@@ -152,8 +258,12 @@ inline void attend_with_tiles(const Pages& cache, int64_t head, int64_t group, i
     static constexpr decltype(&mix_few<1>) mixing[] = {mix_few<1>, mix_few<2>, mix_few<3>, mix_few<4>};
     const int64_t dim = s.dim, end = position + (vectors + group - 1) / group;
     const bool few = vectors <= BESIDE;
-    Softmax softmax[QUERIES];
-    for (int64_t m = 0; sinks && m < vectors; m++) softmax[m] = {sinks[m % group], 1.0f};
+    Softmax softmax[BESIDE];
+    Softmaxes sixteens[QUERIES / LANES];
+    for (int64_t m = 0; sinks && m < vectors; m++) {
+        if (few) softmax[m] = {sinks[m % group], 1.0f};
+        sixteens[m / LANES].top[m % LANES] = sinks[m % group], sixteens[m / LANES].total[m % LANES] = 1.0f;
+    }
     std::fill_n(s.mixed.data(), vectors * dim, 0.0f);
     if (few) {
         begin_few_scores();
@@ -163,6 +273,7 @@ inline void attend_with_tiles(const Pages& cache, int64_t head, int64_t group, i
                             m < vectors ? s.queries.data() + m * dim + d : s.zeros.data(), 4);
     } else {
         begin_tiles();
+        for (int64_t m = 0; m < vectors; m += LANES) turn_queries(s.queries.data() + m * dim, dim, s.turned.data() + m * dim);
     }
     int64_t first = window ? std::max<int64_t>(0, position - window + 1) / BLOCK * BLOCK : 0;
     Block block(cache, head, first, length);
@@ -173,17 +284,17 @@ inline void attend_with_tiles(const Pages& cache, int64_t head, int64_t group, i
         const bf16* values[BLOCK];
         for (int64_t j = 0; j < BLOCK; j++) values[j] = j < block.filled ? pages.values + block.at[j] : s.zeros.data();
         for (int64_t t = 0; t < tiles && !cache.int8; t++) next.prefetch(pages.keys, t, dim);
+        const bf16* keys[4];
+        for (int64_t t = 0; t < tiles; t++) {
+            bf16* own = s.keys.data() + t * LANES * dim;
+            keys[t] = pages.page_size % LANES == 0 ? pages.keys + block.at[t * LANES] : own;
+            for (int64_t j = t * LANES; j < std::min(block.filled, (t + 1) * LANES) && keys[t] == own; j++)
+                std::memcpy(own + j % LANES * dim, pages.keys + block.at[j], dim * sizeof(bf16));
+        }
         if (few) {
-            const bf16* keys[4];
             alignas(64) float products[BLOCK * BESIDE];
             alignas(64) Rounded weights[BESIDE][BLOCK];
             Vec scores[BESIDE][4];
-            for (int64_t t = 0; t < tiles; t++) {
-                bf16* own = s.keys.data() + t * LANES * dim;
-                keys[t] = pages.page_size % LANES == 0 ? pages.keys + block.at[t * LANES] : own;
-                for (int64_t j = t * LANES; j < std::min(block.filled, (t + 1) * LANES) && keys[t] == own; j++)
-                    std::memcpy(own + j % LANES * dim, pages.keys + block.at[j], dim * sizeof(bf16));
-            }
             score_few(keys, tiles, dim, s.pairs.data(), products);
             for (int64_t t = 0; t < tiles; t++) by_query(products + t * LANES * BESIDE, scores, t);
             for (int64_t i = 0; i < vectors; i++)
@@ -192,26 +303,29 @@ inline void attend_with_tiles(const Pages& cache, int64_t head, int64_t group, i
             mixing[vectors - 1]((const float(*)[BLOCK])weights, count, values, dim, s.mixed.data(),
                                 cache.int8 ? nullptr : &next, pages.values);
         } else {
-            alignas(64) float scores[QUERIES][BLOCK];
+            alignas(64) float scores[BLOCK][QUERIES];
             alignas(64) bf16 weights[QUERIES][BLOCK];
-            for (int64_t t = 0; t < 4; t++) transpose_keys(pages, block, t, s.keys.data() + t * LANES * dim);
-            interleave(values, BLOCK, dim, s.values.data());
-            for (int64_t m = 0; m < vectors; m += LANES)
-                score_many(s.queries.data() + m * dim, s.keys.data(), dim, scores[m]);
-            for (int64_t i = 0; i < vectors; i++) {
-                const Vec of_query[4] = {load(scores[i]), load(scores[i] + 16), load(scores[i] + 32), load(scores[i] + 48)};
-                softmax[i].take(of_query, Seen(first, position + i / group, window).tile, 4, scale,
-                                s.mixed.data() + i * dim, dim, weights[i]);
+            const int64_t mixes = tiles > 2 ? BLOCK : 32;
+            score_many(keys, tiles, dim, s.turned.data(), vectors, scores[0]);
+            interleave(values, mixes, dim, s.values.data());
+            for (int64_t m = 0; m < vectors; m += LANES) {
+                const Places places(first, position, m, group, window);
+                const auto take = places.all ? &Softmaxes::take<true> : &Softmaxes::take<false>;
+                (sixteens[m / LANES].*take)(scores[0] + m, tiles, places, scale, s.mixed.data() + m * dim, vectors - m, dim,
+                                            weights[m]);
             }
             for (int64_t m = 0; m < vectors; m += LANES)
-                mix_many(weights[m], tiles > 2 ? BLOCK : 32, s.values.data(), dim, s.mixed.data() + m * dim);
+                mix_many(weights[m], mixes, s.values.data(), dim, s.mixed.data() + m * dim);
         }
         block = next;
     }
     end_tiles();
     for (int64_t m = 0; m < vectors; m++)
         for (int64_t d = 0; d < dim; d += 32)
-            (few ? in_order<float> : in_order<bf16>)(s.mixed.data() + m * dim + d, softmax[m].total);
+            if (few)
+                in_order<float>(s.mixed.data() + m * dim + d, softmax[m].total);
+            else
+                in_order<bf16>(s.mixed.data() + m * dim + d, sixteens[m / LANES].total[m % LANES]);
 }
 #endif
 

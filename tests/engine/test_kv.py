@@ -2,9 +2,11 @@ import random
 import resource
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from engine_harness import EngineHarness
 from paged import PagedSequences
 from small_pools import Granules
 from tiny_models import VOCAB, model_folder
@@ -176,3 +178,22 @@ def test_a_model_whose_layers_keep_different_things_is_the_same_in_chunks_and_wh
     parts.step({"b": prompt[5:30], "a": prompt[:41]})
     found = parts.step({"a": prompt[41:], "b": prompt[30:31]})["a"]
     torch.testing.assert_close(found, truth, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("attention_ranks", [0, 2])
+def test_the_cache_is_told_of_the_pages_of_each_step(
+    attention_ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[KVCache, list[int]] = {}
+    monkeypatch.setattr(KVCache, "reach", lambda kv, page: told.setdefault(kv, []).append(page))
+    base = model_folder("qwen3_moe", num_experts=8)
+    options: dict[str, Any] = {}
+    if attention_ranks:
+        options = {"ranks": 2, "shared": True, "expert_groups": 2, "attention_ranks": 2}
+    engine = EngineHarness(base, num_pages=64, page_size=16, **options)
+    prompts = [[(7 * index + i) % VOCAB for i in range(100)] for index in range(2)]
+    engine.play([engine.log(str(index), prompt, max_tokens=2) for index, prompt in enumerate(prompts)])
+    assert [kv.num_pages for kv in told] == ([32, 32] if attention_ranks else [64])
+    for kv, pages in told.items():
+        used = [page for page in range(kv.num_pages) if not kv.data[:, :, page].isnan().all()]
+        assert max(pages) == max(used), "the first page is told of at the start"
