@@ -1,17 +1,24 @@
 """Memory that the system clears before a step writes it. Linux only: elsewhere nothing happens."""
 
+import ctypes
+import mmap
 import os
+import re
 import sys
 import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from functools import cache
 
 from torch import Tensor
 
-from personae.kernels.mappable import HUGE, MADV_POPULATE_WRITE, advise
+from personae.kernels.cpu.build import library
+from personae.kernels.mappable import HUGE
 
 _LOWEST = 19  # niceness
-_SYSTEM_PAGE = 4096
+# Before it, a page that is cleared keeps the whole process from mapping memory. A thread of low priority has
+# taken more than a second for one where both cores were busy.
+_LINUX = (6, 4)
 
 
 class Ahead:
@@ -38,7 +45,7 @@ class Ahead:
         if page + self._pages // 2 < self._end:
             return
         end = min(page + 1 + self._pages, self._limit)
-        if end <= self._end or sys.platform != "linux":
+        if end <= self._end or _library() is None:
             return
         with self._lock:
             self._waiting.append(range(self._end, end))
@@ -60,6 +67,8 @@ class Ahead:
 
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
+        compiled = _library()
+        assert compiled is not None
         while True:
             with self._lock:
                 if not self._waiting:
@@ -68,13 +77,27 @@ class Ahead:
                 pages = self._waiting.popleft()
             for tensor in self._tensors:
                 for begin, end in self._pieces(tensor, pages):
-                    advise(begin, end - begin, MADV_POPULATE_WRITE)
+                    compiled.personae_touch(
+                        ctypes.c_void_p(begin), ctypes.c_int64(end - begin), ctypes.c_int64(mmap.PAGESIZE)
+                    )
 
     def _pieces(self, tensor: Tensor, pages: range) -> Iterator[tuple[int, int]]:
         """The addresses of these pages, a huge page at a time, up to the first page that was unmapped."""
         first, stride = tensor.data_ptr(), tensor[0].nbytes
-        begin = (first + pages.start * stride) // _SYSTEM_PAGE * _SYSTEM_PAGE
+        begin = (first + pages.start * stride) // mmap.PAGESIZE * mmap.PAGESIZE
         while begin < (last := first + min(pages.stop, self._limit) * stride):
             end = min((begin // HUGE + 1) * HUGE, last)
             yield begin, end
             begin = end
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    """The compiled operators; None where a thread must not clear memory, or there are none."""
+    if sys.platform != "linux" or _version(os.uname().release) < _LINUX:
+        return None
+    return library()
+
+
+def _version(release: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", release)[:2])

@@ -7,12 +7,13 @@ from math import prod
 import torch
 from torch import Tensor
 
-from personae.kernels.mappable import HUGE, MADV_COLLAPSE, MADV_POPULATE_WRITE, advise, call, padded
+from personae.kernels.mappable import HUGE, MADV_COLLAPSE, advise, call, padded
 from personae.kernels.memory import zeros
 
 ALIGNED = 4096  # bytes: a reserved tensor begins at a multiple
 _MAP_FIXED = 0x10
 _MADV_REMOVE = 9
+_MADV_POPULATE_WRITE = 23  # since Linux 5.14
 
 
 class FileMemory:
@@ -49,7 +50,7 @@ class FileMemory:
         for number in range(begin // HUGE, -(-(begin + part.nbytes) // HUGE)):
             if not self._huge[number]:
                 place = self._address + number * HUGE
-                advise(place, mmap.PAGESIZE, MADV_POPULATE_WRITE)  # where all is empty nothing is enlarged
+                advise(place, mmap.PAGESIZE, _MADV_POPULATE_WRITE)  # where all is empty nothing is enlarged
                 advise(place, HUGE, MADV_COLLAPSE)
                 self._huge[number] = 1
 

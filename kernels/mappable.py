@@ -18,7 +18,6 @@ HUGE = 2 << 20  # bytes of a huge page
 _MAP_FIXED = 0x10
 _MREMAP_MAYMOVE_FIXED = 3
 _MADV_POPULATE_READ = 22  # since Linux 5.14
-MADV_POPULATE_WRITE = 23  # since Linux 5.14; nothing is written, and no content changes
 MADV_COLLAPSE = 25  # since Linux 6.1
 
 

@@ -74,4 +74,12 @@ void personae_choose(const float* logits, const void* bitmask, int64_t rows, int
                      int64_t word_stride, const Choice* choice, int64_t* tokens, float* best, int threads) {
     choose(logits, (const int32_t*)bitmask, rows, vocab, stride, word_stride, *choice, tokens, best, threads);
 }
+
+// The system gives memory to all of this, as for a write. No byte changes, whatever other threads write meanwhile.
+void personae_touch(char* memory, int64_t bytes, int64_t system_page) {
+    for (int64_t i = 0; i < bytes; i += system_page) {
+        char nothing = 0;  // an exchange, since compilers make a load of an addition of nothing
+        __atomic_compare_exchange_n(memory + i, &nothing, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    }
+}
 }
