@@ -5,8 +5,7 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +18,7 @@ from personae.actors.cluster.stage_machines import gather
 from personae.actors.compiler_builder import CompilerBuilder
 from personae.actors.draft_model import chosen_speculation, load_draft_model
 from personae.actors.kit.gc_tuning import spare_what_is_here
+from personae.actors.model_texts import ModelTexts
 from personae.actors.options import EngineOptions
 from personae.actors.page_storage import open_page_storage
 from personae.actors.rank_cores import shared_cores
@@ -30,7 +30,7 @@ from personae.actors.rank_options import (
 )
 from personae.actors.sizing import Sizes, choose_sizes
 from personae.actors.spec import EngineSpec, StepRunner
-from personae.actors.start_adapters import read_start_adapters
+from personae.actors.start_adapters import KeptAdapters, read_start_adapters
 from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.checkpoints import open_checkpoint
 from personae.engine.checkpoints.base import Checkpoint
@@ -63,7 +63,6 @@ from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import StepEngine
 from personae.engine.tiers.tier import Tier
 from personae.engine.tiers.transfer import PageSource
-from personae.engine.tokens import Tokenizer
 from personae.engine.worker.adapters import ReadAdapter
 from personae.engine.worker.capture import CudaCapture
 from personae.engine.worker.graphs import DecodeGraphs
@@ -72,7 +71,6 @@ from personae.engine.worker.prefill_graphs import PrefillGraphs
 from personae.engine.worker.runner import Runner
 from personae.engine.worker.warm_up import warm_up
 from personae.errors import DriverError, LoadError
-from personae.grammar.vocabulary import Vocabulary
 from personae.kernels.cache_folder import cache_folder
 from personae.kernels.cgroup import keep_to_share
 from personae.kernels.memory import Memory, memory_of, warn_of_fixed_shares
@@ -119,10 +117,10 @@ def assemble(
 ) -> Assembly:
     """Load everything that lives as long as the process. Blocks until the weights are loaded.
 
-    `warm`: each engine also starts what only some requests need (the process that compiles grammars), so that
-    the first of them need not wait. `fetcher` fetches adapters that are not on this machine. `wait` is called
-    when everything is loaded that two engines may have at the same time, and returns when the other engine
-    has ended.
+    `warm`: this is a process for an engine, whose frontend has checked the tokenizer (`check_vocabulary`). It
+    starts what only some requests need (what grammars need) once it serves. `fetcher` fetches adapters that
+    are not on this machine. `wait` is called when everything is loaded that two engines may have at the same
+    time, and returns when the other engine has ended.
 
     Raises ModelLoadError, AdapterError or LoadError with the problem and where it is.
     """
@@ -139,37 +137,47 @@ def assemble(
     checkpoint = open_checkpoint(options.model)
     vocab_size = checkpoint.config().vocab_size
     ranks = _other_ranks(options, checkpoint, device, partial(phase, "machines"))
-    with ThreadPoolExecutor(1, "texts") as meanwhile:  # reading weights leaves the interpreter's lock free
-        texts = meanwhile.submit(_texts, checkpoint, vocab_size)
-        packed = _packed_weights(options, device, waits=wait is not None)
-        comm = ONE_RANK if ranks is None else ranks.comm
-        model = _loaded(options, device, partial(phase, "weights"), comm, packed, checkpoint)
-        if ranks is not None:
-            ranks.loaded()
-        if comm.two_batches is not None and model.runs_in_one_call:
-            raise LoadError(
-                "--enable-two-batch-overlap: all layers of this model run in one call here, so a step has no "
-                "halves; leave the option out, or give ranks attention of their own (--enable-dp-attention)."
-            )
+    packed = _packed_weights(options, device, waits=wait is not None)
+    comm = ONE_RANK if ranks is None else ranks.comm
+    model = _loaded(options, device, partial(phase, "weights"), comm, packed, checkpoint)
+    if ranks is not None:
+        ranks.loaded()
+    if comm.two_batches is not None and model.runs_in_one_call:
+        raise LoadError(
+            "--enable-two-batch-overlap: all layers of this model run in one call here, so a step has no "
+            "halves; leave the option out, or give ranks attention of their own (--enable-dp-attention)."
+        )
+    texts = ModelTexts(checkpoint, vocab_size)
+    if not warm:
         phase("tokenizer", 0, 0)
-        tokenizer, vocabulary = texts.result()
+        texts.vocabulary()
     phase("adapters", 0, 0)
     speculate = chosen_speculation(options, device)
-    draft = load_draft_model(options, model, tokenizer, device, packed)
+    draft = load_draft_model(options, model, texts.tokenizer, device, packed)
     shapes = lora_shapes(model)
     folders = adapter_folders(options.adapters, options.named_adapters)
-    adapters = read_start_adapters(folders, shapes)
-    cards = _cards(options, checkpoint, adapters, model.quantization)
     stored = KINDS[model.dtype] if device.type == "cpu" and ranks is None else None
+    kept = None
+    if stored is not None and packed is not None:
+        kept = KeptAdapters(cache_folder() / "stacks", shapes, stored)
+    adapters = read_start_adapters(folders, shapes, kept)
+    cards = _cards(options, checkpoint, adapters, model.quantization)
     known = {adapter.digest: folders[name] for name, adapter in adapters.items()}
     prepare = preparation(model)
     library = AdapterLibrary(
-        shapes, known, options.adapter_store, HOST_ADAPTER_BYTES, prepare, stored, fetcher
+        shapes,
+        known,
+        options.adapter_store,
+        HOST_ADAPTER_BYTES,
+        prepare,
+        stored,
+        fetcher,
+        None if kept is None else kept.folders,
     )
     for adapter in adapters.values():
-        library.put(prepare(adapter, rest=no_rest))
-    retokenizer = Retokenizer(tokenizer, vocabulary.tokens)
-    compilers = CompilerBuilder(vocabulary, warm)
+        if adapter.stored is None:
+            library.put(prepare(adapter, rest=no_rest))
+    compilers = CompilerBuilder(texts.vocabulary, warm)
     digest = weights_digest(options.model)
     defaults = checkpoint.generation_defaults(vocab_size)
     if wait is not None:
@@ -209,15 +217,19 @@ def assemble(
             ledger=None if pages.page_file is None else pages.page_file.ledger,
         )
 
+    bounds = bounds_of_pool(shapes, sizes.ranks, model.dtype, stored, sizes.max_adapters)
+    if kept is not None:
+        kept.write_later(bounds)
     engine_spec = EngineSpec(
         build_step_engine=EngineBuilder(
             model,
             rank_shapes(model),
             sizes,
-            retokenizer,
+            texts.retokenizer,
             options.cuda_graphs,
             library.take,
             speculate,
+            texts.spaceless,
             options.lora_side_stream,
             draft,
             tier,
@@ -229,7 +241,7 @@ def assemble(
         build_compiler=compilers.build,
         layout=layout,
         vocab_size=vocab_size,
-        tokenizer=tokenizer,
+        tokenizer=texts.tokenizer,
         models=cards,
         library=library,
         salt=options.salts(),
@@ -243,7 +255,7 @@ def assemble(
         engine_spec,
         defaults,
         sizes.max_adapters,
-        bounds_of_pool(shapes, sizes.ranks, model.dtype, stored, sizes.max_adapters),
+        bounds,
         f"{device}{'' if ranks is None else f', {ranks.count} ranks'}, "
         f"{model.quantization or str(model.dtype).removeprefix('torch.')}, "
         f"{model.weight_bytes / 2**20:.0f} MiB of weights, "
@@ -292,18 +304,19 @@ def _processor(device: torch.device) -> str:
 @dataclass(frozen=True, slots=True)
 class EngineBuilder:
     """Builds the step engine for each epoch of the engine core, around the one model. `graphs`: decode steps
-    are captured on a GPU. `speculate`: which drafts to use, see `--speculate`. `read_adapter` reads an
-    adapter to the host. `side_stream`: see `--lora-side-stream`. `draft`: the model or the head of
-    `--draft-model`. `tier` and `source`: see `EngineSpec`. `ranks`: the other ranks of the model.
-    `page_file`: has the KV cache, if that outlives the engine."""
+    are captured on a GPU. `retokenizer` and `spaceless`: see `ModelTexts`. `speculate`: which drafts to use,
+    see `--speculate`. `read_adapter` reads an adapter to the host. `side_stream`: see `--lora-side-stream`.
+    `draft`: the model or the head of `--draft-model`. `tier` and `source`: see `EngineSpec`. `ranks`: the
+    other ranks of the model. `page_file`: has the KV cache, if that outlives the engine."""
 
     model: Decoder
     shapes: LoraShapes
     sizes: Sizes
-    retokenizer: Retokenizer
+    retokenizer: Callable[[], Retokenizer]
     graphs: bool
     read_adapter: ReadAdapter
     speculate: str = "off"
+    spaceless: Callable[[], Sequence[int] | None] = lambda: None
     side_stream: bool = False
     draft: Decoder | Head | None = None
     tier: Tier | None = None
@@ -373,7 +386,7 @@ class EngineBuilder:
         answers = None
         if self.speculate != "draft":
             answers = TenantAnswers()
-            propose = partial(own_text, answers=answers, same=self.retokenizer.spaceless)
+            propose = partial(own_text, answers=answers, same=self.spaceless)
         return Speculator(Measured() if self.speculate == "auto" else Always(), propose, proposer, answers)
 
     def _batch_proposer(self, kv: KVCache) -> BatchProposer | None:
@@ -385,12 +398,6 @@ class EngineBuilder:
             kv.reader = states = HeadStates(self.draft, layout)
             return HeadProposer(self.draft, states, layout)
         return DraftModel(self.draft, layout, self.model.config.vocab_size)
-
-
-def _texts(checkpoint: Checkpoint, vocab_size: int) -> tuple[Tokenizer, Vocabulary]:
-    """The tokenizer, and its vocabulary for grammars. Raises ModelLoadError."""
-    tokenizer = Tokenizer.of(checkpoint.tokenizer_files())
-    return tokenizer, Vocabulary.from_tokenizer_json(tokenizer.json(), vocab_size, tokenizer.eos_ids)
 
 
 def chosen_device(choice: str) -> torch.device:

@@ -1,5 +1,6 @@
 """Loads the model or the trained head that guesses, and checks that it belongs to the served model."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -28,11 +29,12 @@ def chosen_speculation(options: EngineOptions, device: torch.device) -> str:
 def load_draft_model(
     options: EngineOptions,
     model: Decoder,
-    tokenizer: Tokenizer,
+    tokenizer: Callable[[], Tokenizer],
     device: torch.device,
     packed: PackedWeights | None = None,
 ) -> Decoder | Head | None:
-    """Load the model or the head of `--draft-model`. None if none is used. `packed`: see `load_model`.
+    """Load the model or the head of `--draft-model`. None if none is used. `tokenizer`
+    returns the served model's. `packed`: see `load_model`.
 
     Raises LoadError if the options contradict each other or the tokens differ, and ModelLoadError if the
     model cannot be loaded.
@@ -47,7 +49,7 @@ def load_draft_model(
     try:
         if path == OWN_MTP or is_head(path):
             return _head(path, options, model, tokenizer)
-        _check_tokens(Tokenizer.load(path), tokenizer)
+        _check_tokens(Tokenizer.load(path), tokenizer())
         if any(spec is not None and spec.state for spec in open_checkpoint(path).config().kv_specs):
             raise ModelLoadError("models whose layers have states cannot guess.")
         return load_model(
@@ -62,7 +64,7 @@ def load_draft_model(
         raise ModelLoadError(f"--draft-model {path}: {error.message}") from error
 
 
-def _head(path: Path, options: EngineOptions, model: Decoder, tokenizer: Tokenizer) -> Head:
+def _head(path: Path, options: EngineOptions, model: Decoder, tokenizer: Callable[[], Tokenizer]) -> Head:
     if path == OWN_MTP:
         path = options.model
         if not has_mtp(path):
@@ -70,7 +72,7 @@ def _head(path: Path, options: EngineOptions, model: Decoder, tokenizer: Tokeniz
                 "The served model's files name no MTP layer (num_nextn_predict_layers in config.json)."
             )
     elif (path / "tokenizer.json").is_file():
-        _check_tokens(Tokenizer.load(path), tokenizer)
+        _check_tokens(Tokenizer.load(path), tokenizer())
     longest = options.max_model_len or model.config.max_position
     return load_head(path, model, quantize=options.quantize, max_position=longest)
 

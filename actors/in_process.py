@@ -70,7 +70,7 @@ async def open_in_process(
     async with root:
         yield LocalClient(
             ModelInfo(
-                engine_spec.tokenizer,
+                engine_spec.tokenizer(),
                 engine_spec.models,
                 engine_spec.layout.max_model_len,
                 engine_spec.vocab_size,

@@ -33,6 +33,7 @@ from personae.actors.wire import Facts, StandBy
 from personae.engine.generation_config import GenerationDefaults
 from personae.engine.tokens import Tokenizer
 from personae.errors import StartFailed
+from personae.grammar.vocabulary import check_vocabulary
 from personae.lora.bounds import AdapterBounds
 
 if TYPE_CHECKING:
@@ -166,7 +167,9 @@ async def launch_processes(
 def multi_process_engine(
     facts: Facts, max_model_len: int, tokenizer: Tokenizer, options: EngineOptions, frontend: Serving
 ) -> MultiProcessEngine:
-    """Build the engine from the facts of the loaded model."""
+    """Build the engine from the facts of the loaded model. Raises ModelLoadError if no grammar could bind its
+    answers. The engine core reads the vocabulary later."""
+    check_vocabulary(tokenizer.decoder, facts.vocab_size, tokenizer.eos_ids)
     model_info = ModelInfo(tokenizer, facts.models, max_model_len, facts.vocab_size, options.salts())
     client = LocalClient(model_info, frontend)
     return MultiProcessEngine(client, facts.defaults, facts.max_adapters, facts.bounds, facts.about)

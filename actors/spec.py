@@ -100,13 +100,14 @@ class EngineSpec:
     """What an engine core is built from: functions that build the engine's parts anew for every epoch, and
     fixed facts.
 
-    `models` maps the names of the base and of the adapters known from the start to their cards. `library` has
-    every adapter by its digest. `salt` returns a tenant's prefix-cache salt. `max_live` bounds the sequences
-    that are served at once. `late`: plan the next step when the running one is about to end, not as soon as
-    it has begun. `steps_at_once`: the device works on so many steps at the same time, as stages do, and their
-    rows are those of different sequences. `build_kv_events` makes the recorder of the prefix cache's events;
-    None: they are not recorded. `tier` keeps KV pages for which the device has no room; it outlives an epoch.
-    `page_source` gives pages to other engines.
+    `models` maps the names of the base and of the adapters known from the start to their cards. `tokenizer`
+    returns the model's, for a frontend in this process. `library` has every adapter by its digest. `salt`
+    returns a tenant's prefix-cache salt. `max_live` bounds the sequences that are served at once. `late`:
+    plan the next step when the running one is about to end, not as soon as it has begun. `steps_at_once`: the
+    device works on so many steps at the same time, as stages do, and their rows are those of different
+    sequences. `build_kv_events` makes the recorder of the prefix cache's events; None: they are not recorded.
+    `tier` keeps KV pages for which the device has no room; it outlives an epoch. `page_source` gives pages to
+    other engines.
     """
 
     build_step_engine: Callable[[], StepRunner[Any, Any, Any]]
@@ -114,7 +115,7 @@ class EngineSpec:
     build_compiler: Callable[[], GrammarService]
     layout: MemoryLayout
     vocab_size: int
-    tokenizer: Tokenizer
+    tokenizer: Callable[[], Tokenizer]
     models: Mapping[str, ModelCard]
     library: AdapterProvider
     salt: Callable[[str], bytes]

@@ -1,7 +1,7 @@
 """The bindings of all slots: the grammars, exclusions and known tokens that decide which tokens may come
 next."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -27,12 +27,16 @@ _REFUSED = "the grammar rejects the sampled token {}"
 class Bindings:
     """The matchers of all slots.
 
-    `known` gets forced text. `retokenizer` finds its tokens; without one, no text is forced. `matchers` are
-    by slot. `deferrals`: the rows that wait; None while no slot has a grammar, since none can.
+    `known` gets forced text. `retokenizer` returns what finds its tokens; without one, no text is forced.
+    `matchers` are by slot. `deferrals`: the rows that wait; None while no slot has a grammar, since none can.
     """
 
     def __init__(
-        self, known: KnownTokens, vocab_size: int, max_model_len: int, retokenizer: Retokenizer | None
+        self,
+        known: KnownTokens,
+        vocab_size: int,
+        max_model_len: int,
+        retokenizer: Callable[[], Retokenizer] | None,
     ) -> None:
         self.deferrals: Deferrals | None = None
         self._known = known
@@ -72,7 +76,7 @@ class Bindings:
         self.matchers[slot] = self._local[slot] = matcher
         if self._retokenizer is not None and jumps(log):
             limit = log.prompt_length + log.budget(self._max_model_len)
-            self._jumps[slot] = jump = JumpForward(matcher, log, limit, self._retokenizer)
+            self._jumps[slot] = jump = JumpForward(matcher, log, limit, self._retokenizer())
             self._known.extend(slot, len(log.tokens), jump.pending)
 
     def release(self, slot: int) -> None:
@@ -96,7 +100,7 @@ class Bindings:
         matcher = self._local.get(slot)
         if self._retokenizer is None or matcher is None:
             return None
-        return GrammarProposer(matcher, self._retokenizer, log, self._jumps.get(slot))
+        return GrammarProposer(matcher, self._retokenizer(), log, self._jumps.get(slot))
 
     def of(self, packed: PackedStep) -> list[Binding | None]:
         """The bindings of the rows that choose a token. The token may be known, if a grammar forced it."""

@@ -56,10 +56,10 @@ class StepEngine:
     """Executes plans in the given order, with the worker, the sampler and the grammar matchers of every slot.
 
     `runs_ahead`: the device computes asynchronously, so a step can be read after the next is launched.
-    `retokenizer` finds the tokens of forced text; without it no text is forced.
+    `retokenizer` returns what finds the tokens of forced text; without it no text is forced.
     """
 
-    def __init__(self, worker: Worker, retokenizer: Retokenizer | None = None) -> None:
+    def __init__(self, worker: Worker, retokenizer: Callable[[], Retokenizer] | None = None) -> None:
         self.worker = worker
         slots, vocab_size = worker.layout.max_seqs, worker.vocab_size
         self.sampler = Sampler(slots, vocab_size, worker.device, worker.commit)

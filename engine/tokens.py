@@ -54,8 +54,8 @@ class Tokenizer:
     None. `special_tokens` maps the names that templates use, such as "bos_token", to the tokens' texts.
     `chat_templates` maps names to Jinja sources; `chat_template` is the one named "default", if there is one.
     `response_template` is that field of tokenizer_config.json, which describes how to parse answers,
-    unchecked. `vocab_size` is one more than the highest id. `longest_token` is the most bytes of text that
-    one token stands for, None if there is no limit.
+    unchecked. `decoder` is that field of tokenizer.json. `vocab_size` is one more than the highest id.
+    `longest_token` is the most bytes of text that one token stands for, None if there is no limit.
     """
 
     def __init__(
@@ -83,7 +83,10 @@ class Tokenizer:
         self.vocab_size: int = max([backend.get_vocab_size(with_added_tokens=True) - 1, *added]) + 1
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         self._added_ids = frozenset(added)
-        decoders = _decoders(json.loads(backend.decoder.__getstate__()) if backend.decoder else None)
+        self.decoder: dict[str, Any] | None = (
+            json.loads(backend.decoder.__getstate__()) if backend.decoder else None
+        )
+        decoders = _decoders(self.decoder)
         self.byte_level = "ByteLevel" in decoders and decoders <= {"ByteLevel", "Fuse"}
         self._byte_fallback = "ByteFallback" in decoders
         self._bytes = _BytesOf(self._find_bytes)

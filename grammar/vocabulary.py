@@ -42,7 +42,7 @@ class Vocabulary:
         cannot be written as bytes, or if no stop id is within `size`.
         """
         document = msgspec.json.decode(text)
-        spell = _speller(document.get("decoder"))
+        spell, stops = _speller(document.get("decoder")), _stops_within(size, stop_ids)
         tokens = [b""] * size
         for token, piece in _pieces(document["model"]):
             if piece < size:
@@ -54,14 +54,24 @@ class Vocabulary:
             if added["special"]:
                 special[added["content"]] = added["id"]
             tokens[added["id"]] = b"" if added["special"] else added["content"].encode()
-        stops = tuple(sorted({stop for stop in stop_ids if 0 <= stop < size}))
-        if not stops:
-            raise ModelLoadError(
-                f"None of the stop token ids {list(stop_ids)} lies within the {size} logits."
-            )
         for stop in stops:
             tokens[stop] = b""
         return cls(tuple(tokens), stops, special)
+
+
+def check_vocabulary(decoder: dict[str, Any] | None, size: int, stop_ids: Sequence[int]) -> None:
+    """Raises ModelLoadError for what `Vocabulary.from_tokenizer_json` refuses, without the vocabulary.
+    `decoder`: that field of a `tokenizer.json`."""
+    _speller(decoder)
+    _stops_within(size, stop_ids)
+
+
+def _stops_within(size: int, stop_ids: Sequence[int]) -> tuple[int, ...]:
+    """The stop ids that a model with `size` logits can choose. Raises ModelLoadError if there are none."""
+    stops = tuple(sorted({stop for stop in stop_ids if 0 <= stop < size}))
+    if not stops:
+        raise ModelLoadError(f"None of the stop token ids {list(stop_ids)} lies within the {size} logits.")
+    return stops
 
 
 def _pieces(model: dict[str, Any]) -> Iterator[tuple[str, int]]:

@@ -49,7 +49,7 @@ class AdapterLibrary:
     to a worker, which takes it. The cache keeps at most `cache_bytes`, but always the latest adapter, in the
     form that `prepare` returns. `stored`: see AdapterBounds; adapters that can be stored are not cached here,
     and `folder` has a file of each as soon as it was read. The `fetcher` fetches adapters that are not in
-    `folder`.
+    `folder`. `kept` has folders with such a file of adapters in `known`.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class AdapterLibrary:
         prepare: Prepare | None = None,
         stored: str | None = None,
         fetcher: AdapterFetcher | None = None,
+        kept: Mapping[str, Path] | None = None,
     ) -> None:
         self._shapes = shapes
         self._known = known
@@ -69,6 +70,7 @@ class AdapterLibrary:
         self._prepare = prepare
         self._stored = stored
         self._fetcher = fetcher
+        self._kept = kept or {}
         self._cache: OrderedDict[str, Adapter] = OrderedDict()
         self._bytes = 0
         self._offered: dict[str, Adapter] = {}  # found or read, but not taken yet
@@ -149,6 +151,8 @@ class AdapterLibrary:
         throttle = Throttle()
         parts = parts_of(digest)
         if parts is None:
+            if (there := self._kept_file(digest)) is not None:
+                return there
             kind = None if digest in self._known or self._folder is None else self._stored
             folder = Path(folders[0])
             if self._fetcher is not None:
@@ -167,6 +171,12 @@ class AdapterLibrary:
             ]
             adapter = mixed(digest, read)
         return adapter if self._prepare is None else self._prepare(adapter, rest=throttle.rest)
+
+    def _kept_file(self, digest: str) -> Adapter | None:
+        place = self._kept.get(digest)
+        if place is None or self._stored is None:
+            return None
+        return find(place, digest, self._shapes, self._stored)
 
     def _read(self, digest: str, folder: Path, throttle: Throttle) -> Adapter:
         fetcher = self._fetcher if digest not in self._known else None

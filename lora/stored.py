@@ -82,8 +82,9 @@ def stored_bytes(adapter: Adapter, shapes: LoraShapes, kind: str) -> int:
     return shapes.layers * elements * DTYPES[kind].itemsize
 
 
-def find(folder: Path, digest: str, shapes: LoraShapes, kind: str) -> Adapter | None:
-    """The adapter of that digest, with its tensors still in the file; None if there is no such file."""
+def find(folder: Path, digest: str | None, shapes: LoraShapes, kind: str) -> Adapter | None:
+    """The adapter of that digest (None: of any), with its tensors still in the file; None if there is no such
+    file."""
     path = _path(folder, kind)
     try:
         with SafetensorsFile(path) as file:
@@ -100,6 +101,7 @@ def find(folder: Path, digest: str, shapes: LoraShapes, kind: str) -> Adapter | 
                 halves[module, half] = StoredHalf(file.data_start + entry.begin, notes.checksums[name])
     except (AdapterError, AttributeError, LookupError, OSError, TypeError, ValueError):
         return None
+    digest = digest or notes.digest
     if notes.digest != digest or {(m, half) for m in ranks for half in "ab"} != halves.keys():
         return None
     stored = StackFile(path, halves)

@@ -31,11 +31,13 @@ Propose = Callable[[SequenceLog], Sequence[Proposer]]
 
 
 def own_text(
-    log: SequenceLog, answers: TenantAnswers | None = None, same: Sequence[int] | None = None
+    log: SequenceLog,
+    answers: TenantAnswers | None = None,
+    same: Callable[[], Sequence[int] | None] = lambda: None,
 ) -> tuple[Proposer, ...]:
     """Drafts from the caller's prediction, or else from the prompt and the answer so far, or from the
-    tenant's earlier `answers`. `same`: see NgramProposer."""
-    ngrams: Proposer = NgramProposer(log.tokens, same)
+    tenant's earlier `answers`. `same` returns what NgramProposer takes."""
+    ngrams: Proposer = NgramProposer(log.tokens, same())
     if answers is not None:
         ngrams = LongestMatch(ngrams, TenantProposer(answers, log))
     return *expected_text(log), ngrams

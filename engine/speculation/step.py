@@ -6,7 +6,7 @@ tokens. So for such rows step N is read when N+1 is prepared, except while the s
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from msgspec.structs import replace
@@ -27,7 +27,9 @@ from personae.grammar.spec import GrammarKey
 class SpeculativeStepEngine(StepEngine):
     """`speculator` makes drafts."""
 
-    def __init__(self, worker: Worker, retokenizer: Retokenizer | None, speculator: Speculator) -> None:
+    def __init__(
+        self, worker: Worker, retokenizer: Callable[[], Retokenizer] | None, speculator: Speculator
+    ) -> None:
         super().__init__(worker, retokenizer)
         self.sampler.ask_patience = math.inf  # a step is read before its drafts are verified
         self._speculator = speculator

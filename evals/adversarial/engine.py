@@ -135,7 +135,7 @@ async def serving(options: EngineOptions, tool_format: str = "hermes") -> AsyncI
     vocabulary = Vocabulary.from_tokenizer_json(
         (Path(options.model) / "tokenizer.json").read_bytes(),
         assembly.engine_spec.vocab_size,
-        assembly.engine_spec.tokenizer.eos_ids,
+        assembly.engine_spec.tokenizer().eos_ids,
     )
     async with open_in_process(adversarial(assembly.engine_spec, vocabulary)) as client:
         settings = ApiSettings(

@@ -125,7 +125,7 @@ class EngineFixture:
             self.model,
             self._shapes,
             sizes,
-            self._retokenizer,
+            lambda: self._retokenizer,
             False,
             self._taken,
             speculate,

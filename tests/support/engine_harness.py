@@ -270,10 +270,11 @@ class EngineHarness:
         if answers is not None:
             propose = partial(own_text, answers=answers)
         worker = as_one(self.ranks)
-        engine = StepEngine(worker, spelling)
+        spells = None if spelling is None else lambda: spelling
+        engine = StepEngine(worker, spells)
         if policy is not None:
             speculator = Speculator(policy, propose, drafting, answers)
-            engine = SpeculativeStepEngine(worker, spelling, speculator)
+            engine = SpeculativeStepEngine(worker, spells, speculator)
         self.stages = stages
         self.engine: Any = engine if stages == 1 else PipelinedEngine(engine)
         for name, path in (adapters or {}).items():

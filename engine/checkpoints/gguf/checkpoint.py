@@ -14,7 +14,7 @@ from personae.engine.checkpoints.gguf.files import PART, metadata_of, read_heade
 from personae.engine.checkpoints.gguf.header import Header
 from personae.engine.checkpoints.gguf.metadata import Metadata
 from personae.engine.checkpoints.gguf.tensors import factors, named
-from personae.engine.checkpoints.gguf.tokenizer import read_tokenizer
+from personae.engine.checkpoints.gguf.tokenizer import end_ids, read_tokenizer
 from personae.engine.config import ModelConfig
 from personae.engine.fields import Fields
 from personae.engine.generation_config import GenerationDefaults
@@ -76,7 +76,7 @@ class GgufFile:
             raise ModelLoadError(f"{fields.where}: XTC and Mirostat are not supported")
         metadata.refuse_unread(prefix, MEANINGLESS_SAMPLING)
         return GenerationDefaults(
-            eos=self.tokenizer_files().eos_ids,
+            eos=end_ids(self._metadata),
             temperature=fields.optional_number("temp", zero=True),
             top_p=fields.optional_number("top_p", high=1.0),
             top_k=fields.size("top_k", zero=True) if "top_k" in fields else None,
@@ -84,13 +84,9 @@ class GgufFile:
             repetition_penalty=penalty,
         )
 
-    @cached_property
-    def _tokenizer(self) -> TokenizerFiles:
-        return read_tokenizer(self._metadata)
-
     def tokenizer_files(self) -> TokenizerFiles:
         """See `Checkpoint`."""
-        return self._tokenizer
+        return read_tokenizer(self._metadata)
 
     def created(self) -> int:
         """See `Checkpoint`."""

@@ -6,7 +6,7 @@ makes an array for each string of the vocabulary.
 
 import mmap
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -62,22 +62,45 @@ class Texts:
 
     def read(self) -> list[str]:
         """The strings."""
-        return [text for text, _ in _texts(self.memory, self.start, self.count)]
+        found, at, memory = [], self.start, self.memory
+        for _ in range(self.count):
+            (length,) = _length_at(memory, at)
+            at += 8 + length
+            found.append(memory[at - length : at].decode())
+        return found
+
+    def places(self, wanted: Collection[str]) -> list[int]:
+        """Where the strings are some of the `wanted` ones, in order."""
+        found, at, memory = [], self.start, self.memory
+        spelled = {text.encode() for text in wanted}
+        lengths = {len(text) for text in spelled}
+        for place in range(self.count):
+            (length,) = _length_at(memory, at)
+            at += 8 + length
+            if length in lengths and memory[at - length : at] in spelled:
+                found.append(place)
+        return found
 
 
-def _texts(memory: mmap.mmap, at: int, count: int) -> Iterator[tuple[str, int]]:
-    """Each string from `at` on, and where it ends. Raises EOFError if the file ends before, and
-    UnicodeDecodeError. It does without a call per string: a vocabulary has hundreds of thousands."""
-    end = len(memory)
-    length_of: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
+_length_at: Callable[[mmap.mmap, int], tuple[int]] = struct.Struct("<Q").unpack_from
+
+
+def _end_of_texts(memory: mmap.mmap, start: int, count: int) -> int:
+    """Where `count` strings end. Raises EOFError if the file ends before, and UnicodeDecodeError. It does
+    without a call per string: a vocabulary has hundreds of thousands."""
+    at, end = start, len(memory)
     for _ in range(count):
         if at + 8 > end:
             raise EOFError
-        (length,) = length_of(memory, at)
+        (length,) = _length_at(memory, at)
         at += 8 + length
-        if at > end:
-            raise EOFError
-        yield memory[at - length : at].decode(), at
+    if at > end:
+        raise EOFError
+    try:
+        memory[start:at].decode()  # with the lengths: those below 128 are characters that cut no other
+    except UnicodeDecodeError:
+        Texts(memory, start, count).read()
+    return at
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +259,7 @@ class _Cursor:
     def _strings(self, count: int, key: str) -> Texts:
         found = Texts(self.memory, self.at, count)
         try:
-            for _, end in _texts(self.memory, self.at, count):
-                self.at = end
+            self.at = _end_of_texts(self.memory, self.at, count)
         except EOFError:
             raise self.error(f"ends within {key}; is the download complete?") from None
         except UnicodeDecodeError:

@@ -77,12 +77,8 @@ def read_tokenizer(metadata: Metadata) -> TokenizerFiles:
     backend.add_tokens([AddedToken(token, normalized=False) for token in _of(tokens, types, USER_DEFINED)])
     control = _of(tokens, types, CONTROL, UNKNOWN)
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
-    ids = {
-        name: _token_id(metadata, name, len(tokens))
-        for name in ("bos", "eos", "eot", "eom", "padding", "unknown")
-    }
-    ends = [ids[name] for name in ("eos", "eot", "eom")]
-    ends += [id for id, token in enumerate(tokens) if token in ENDS]
+    ids = {name: _token_id(metadata, name, len(tokens)) for name in ("bos", "eos", "padding", "unknown")}
+    ends = end_ids(metadata)
     names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
     if metadata.flag("tokenizer.ggml.add_sep_token", default=False):
         raise metadata.error("tokenizer.ggml.add_sep_token", "is not supported")
@@ -95,10 +91,17 @@ def read_tokenizer(metadata: Metadata) -> TokenizerFiles:
         backend=backend,
         bos_id=ids["bos"],
         pad_id=ids["padding"],
-        eos_ids=tuple(dict.fromkeys(id for id in ends if id is not None)),
+        eos_ids=ends,
         special_tokens={name: tokens[id] for name, key in names.items() if (id := ids[key]) is not None},
         chat_templates=templates,
     )
+
+
+def end_ids(metadata: Metadata) -> tuple[int, ...]:
+    """The tokens that end an answer, read without the vocabulary. Raises ModelLoadError."""
+    texts = metadata.texts("tokenizer.ggml.tokens")
+    named = [_token_id(metadata, name, len(texts)) for name in ("eos", "eot", "eom")]
+    return tuple(dict.fromkeys([*(id for id in named if id is not None), *texts.places(ENDS)]))
 
 
 def _around(tokens: list[str], first: int | None, last: int | None) -> processors.PostProcessor | None:

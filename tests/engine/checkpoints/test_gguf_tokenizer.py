@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from personae.engine.checkpoints.gguf.header import Texts
+from personae.engine.checkpoints.gguf.header import Texts, _end_of_texts
 from personae.engine.checkpoints.gguf.metadata import Metadata
 from personae.engine.checkpoints.gguf.pre_tokenizers import PRE_TOKENIZERS
 from personae.engine.checkpoints.gguf.tokenizer import read_tokenizer
@@ -42,6 +42,27 @@ def texts(strings: list[str]) -> Texts:
     memory = mmap.mmap(-1, len(data) + 1)
     memory.write(data)
     return Texts(memory, 0, len(strings))
+
+
+@pytest.mark.parametrize("string", ["plain", "é" * 100, "a" * 300, ""])
+def test_strings_are_found_without_reading_them_all(string: str) -> None:
+    strings = ["other", string, "x", string, "🂡"]
+    there = texts(strings)
+    assert there.read() == strings
+    assert there.places({string, "absent"}) == [1, 3]
+    assert _end_of_texts(there.memory, 0, len(strings)) == len(there.memory) - 1
+
+
+@pytest.mark.parametrize("before", [[], ["é" * 100]])
+def test_a_string_that_is_not_utf_8_is_noticed(before: list[str]) -> None:
+    data = b"".join(struct.pack("<Q", len(each.encode())) + each.encode() for each in before)
+    data += struct.pack("<Q", 2) + b"\xc3a"
+    memory = mmap.mmap(-1, len(data))
+    memory.write(data)
+    with pytest.raises(UnicodeDecodeError):
+        _end_of_texts(memory, 0, len(before) + 1)
+    with pytest.raises(EOFError):
+        _end_of_texts(memory, 0, len(before) + 2)
 
 
 def byte_level(before: pre_tokenizers.PreTokenizer, normalizer: Any = None) -> Tokenizer:
