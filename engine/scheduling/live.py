@@ -28,7 +28,7 @@ PRIORITY_STEP = 64  # a priority level counts as this many later arrivals, so th
 
 
 def turn(log: SequenceLog, order: int) -> int:
-    """The position of a sequence in its key's queue. `order`: its arrival number."""
+    """The position of a sequence in its key's queue. `order`: its arrival number there."""
     return order + PRIORITY_STEP * log.priority
 
 
@@ -100,7 +100,7 @@ class LiveSequence:
         self.background = log.background
         self.root = root_key(log.salt, None if log.adapter_start else log.adapter)
         self.order = order
-        self.turn = turn(log, order)
+        self.turn = 0  # its position in the queue of its key
         self.place = SequenceState.WAITING
         self.tokens = list(log.tokens)
         self.followers: list[LiveSequence] = []

@@ -3,45 +3,63 @@
 On a CPU each row makes a step longer. A tenant with many answers would make every token of another tenant's
 only answer as late as its own, although that tenant asks for little. So a step takes at most as many times as
 long as with a tenant's rows alone as there are tenants, by weight: with two of them twice as long. If the
-rows of all would take longer, the tenants with the most rows have some of theirs in turn. In every other such
-step there is room for a few tokens of their prompts. Where further rows
+rows of all would take longer, the tenants with the most rows have some of theirs in turn. Where further rows
 cost next to nothing, as on most devices, all rows are in each step.
+
+Prompts have their part of that time, too. What a step takes beyond its fixed time is shared over the tenants
+that have rows or prompts, by weight, and what one does not need goes to the others. A tenant's rows go before
+its own prompts, but rows are left out for the prompts of another tenant. If the part of all prompts is too
+short for a few tokens, they have twice as much in every other step, or these few tokens.
+
+Short steps are for those who ask for little. While each tenant that is here, or was recently, waits for its
+share, steps may take twice as long: less of the time is fixed.
 
 The first token of a request waits for the step that runs, and then takes a step of its own. So that step is
 without the rows of tenants that have more than their share of them, though only in one step of `HOLD_STEPS`.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
+from personae.engine.scheduling.fairness import OUTPUT_WEIGHT
 from personae.engine.scheduling.live import LiveSequence
-from personae.engine.scheduling.step_time import FEWEST_TOKENS, StepTime
+from personae.engine.scheduling.step_time import FEWEST_TOKENS, LONGEST_FACTOR, StepTime
 
 HOLD_STEPS = 8
+_ALL_WAIT = 2.0  # how much longer steps may be while all tenants wait
 _WORTH = 1.25  # a step is without rows if it would be so many times as long with them
 
 
 class RowShares:
     """Decides which rows are left out. `longest` is how long the step may take, in seconds; None if the rows
-    take little. `full`: they take that long, so prompts of tenants over quota wait for the next step."""
+    take little. `full`: they take that long, so prompts of tenants over quota wait for the next step.
+    `factor`: how many times as long as without prompts a step with some may take."""
 
-    __slots__ = ("_before", "_since", "_times", "_turns", "full", "longest")
+    __slots__ = ("_before", "_since", "_times", "_turns", "factor", "full", "longest")
 
     def __init__(self, times: StepTime) -> None:
         self._times = times
         self._turns: dict[str, int] = {}  # of tenants with too many rows: the last sequence that had one
         self._since = HOLD_STEPS  # steps
         self.longest: float | None = None
+        self.factor = LONGEST_FACTOR
         self.full = False
         self._before = self._turns, self._since, self.full  # the last step
 
     def left_out(
-        self, decoding: Sequence[LiveSequence], weights: Mapping[str, float], prompts: Mapping[str, int]
+        self,
+        decoding: Sequence[LiveSequence],
+        weights: Mapping[str, float],
+        prompts: Mapping[str, int],
+        *,
+        all_wait: bool = False,
     ) -> set[LiveSequence]:
         """The sequences without a row in the step that is being planned.
 
         `decoding` are by rank. `weights`: of the tenants that are here. `prompts`: the prompt tokens of each
-        tenant that has some to plan.
+        tenant that has some to plan. `all_wait`: every tenant waits for its share.
         """
+        self.factor = _ALL_WAIT * LONGEST_FACTOR if all_wait else LONGEST_FACTOR
         self._before = self._turns, self._since, self.full
         was_full, self.full, self.longest = self.full, False, None
         self._since += 1
@@ -92,21 +110,32 @@ class RowShares:
         *,
         was_full: bool,
     ) -> set[LiveSequence]:
-        """The rows that would make the step take a tenant longer than its share. If the last step `was_full`,
-        a few tokens of these tenants' prompts fit in, too."""
+        """The rows that would make the step take a tenant longer than its share, and those that would take
+        the time of prompts, unless these wait for the next step. They do not if the last step `was_full`."""
         seconds, count, total = self._seconds, sum(map(len, rows.values())), sum(weights.values())
         longest = min(
             seconds(max(len(rows.get(tenant, ())), 1)) * total / weight for tenant, weight in weights.items()
         )
+        longest *= self.factor / LONGEST_FACTOR
+        longest = self.longest = min(longest, self.factor * seconds(count))
         each = seconds(count + 1) - seconds(count)
-        few = 0.0 if rows.keys().isdisjoint(prompts) else FEWEST_TOKENS * self._times.each
-        self.longest = longest
-        self.full = seconds(count) + few > longest and not was_full
-        too_long = seconds(count) + few * was_full - longest
+        # On a busy machine the time of a row is found to be anything, above all if all steps have few.
+        worth = min(each, OUTPUT_WEIGHT * self._times.each or math.inf)
+        rows_alone = {tenant: worth * len(theirs) for tenant, theirs in rows.items()}
+        asked = {tenant: self._times.each * tokens for tenant, tokens in prompts.items()}
+        part = _part_of_prompts(rows_alone, asked, weights, longest - seconds(0))
+        few = min(FEWEST_TOKENS * self._times.each, sum(asked.values()))
+        if self._times.due:
+            part = 0.0
+        elif part < few:
+            self.full = not was_full
+            part = 0.0 if self.full else max(2 * part, few)
+        too_long = seconds(count) + part - longest
         if not each or too_long <= 0:
             self._turns = {}
             return set()
-        left, waiting = max(count - too_long / each, 1.0), sum(weights[tenant] for tenant in rows)
+        left = min((longest - part - seconds(0)) / worth, count - max(seconds(count) - longest, 0.0) / each)
+        left, waiting = max(left, 1.0), sum(weights[tenant] for tenant in rows)
         out: set[LiveSequence] = set()
         turns: dict[str, int] = {}
         for tenant, theirs in sorted(rows.items(), key=lambda each: len(each[1]) / weights[each[0]]):
@@ -125,3 +154,26 @@ class RowShares:
 
     def _seconds(self, rows: int) -> float:
         return self._times.of(rows, 0)
+
+
+def _part_of_prompts(
+    rows: Mapping[str, float], prompts: Mapping[str, float], weights: Mapping[str, float], seconds: float
+) -> float:
+    """How many of the `seconds` that tenants share are for prompts. `rows` and `prompts`: the seconds that
+    those of each tenant would take."""
+    both = {tenant: rows.get(tenant, 0.0) + prompts.get(tenant, 0.0) for tenant in {*rows, *prompts}}
+    shares = _shares(both, weights, seconds)
+    return sum(max(share - rows.get(tenant, 0.0), 0.0) for tenant, share in shares.items())
+
+
+def _shares(asked: Mapping[str, float], weights: Mapping[str, float], total: float) -> dict[str, float]:
+    """Of the `total` each has what it asks for, at most its share by weight of what is left by those that ask
+    for less than theirs."""
+    found: dict[str, float] = {}
+    waiting = sum(weights.get(name, 1.0) for name in asked)
+    for name in sorted(asked, key=lambda name: asked[name] / weights.get(name, 1.0)):
+        weight = weights.get(name, 1.0)
+        found[name] = min(asked[name], max(total, 0.0) * weight / waiting)
+        total -= found[name]
+        waiting -= weight
+    return found

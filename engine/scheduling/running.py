@@ -208,6 +208,11 @@ class RunningTable:
         needed = self.pages_for(sequence)
         return len(self._free_slots) > others and any(needed <= region.room for region in self._regions)
 
+    @property
+    def room(self) -> int:
+        """The most pages that a new sequence may take."""
+        return max(region.room for region in self._regions)
+
     def pages_for(self, sequence: LiveSequence) -> int:
         """How many pages it needs if none of it is cached."""
         return -(-len(sequence.tokens) // self._page_size)
@@ -227,7 +232,7 @@ class RunningTable:
         """
         if not self._free_slots:
             return False
-        room = max([region.room for region in self._regions])
+        room = self.room
         if self._refused is not None and self._refused[0] == sequence.order and room <= self._refused[1]:
             self.short = max(self.short, self._refused[2])
             return False

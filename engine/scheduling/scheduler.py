@@ -36,16 +36,15 @@ from personae.engine.scheduling.live import LiveSequence
 from personae.engine.scheduling.page_ledger import PageLedger
 from personae.engine.scheduling.prefix import CacheObserver, PageNode
 from personae.engine.scheduling.running import HeldPages
-from personae.engine.scheduling.sequence_table import LONGEST_FACTOR, SequenceTable
+from personae.engine.scheduling.sequence_table import SequenceTable
 from personae.engine.scheduling.step_rows import Chunks, KeptRows, OutputProcessor, StepBuilder, TokenBudget
 from personae.engine.scheduling.step_time import FEWEST_TOKENS, StepTime
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.stats import SchedulerStats
 from personae.engine.tiers.tier import PageFetch, TierIndex
 
-# The longest step with prompts of tenants over quota, relative to a step in which all slots decode, and to
-# one with the sequences that decode now.
-OVER_QUOTA_FACTORS = (1.5, LONGEST_FACTOR)
+# The longest step with prompts of tenants over quota, relative to a step in which all slots decode.
+OVER_QUOTA_FACTOR = 1.5
 
 STORED_A_STEP = 2  # pages that a step with rows gives to the tier, besides those it evicts
 STORED_IDLE = 16
@@ -232,7 +231,7 @@ class Scheduler:
             is_prompt = number >= drafting and row.start < sequence.known
             taken = is_prompt or (number < len(batch.decoding) and not (row.pages or sequence.drafts))
             if taken and not (sequence.parked or sequence.stale or sequence.background):
-                self._sequences.serve(sequence, -row.count)
+                self._sequences.serve(sequence, -row.count, prompt=is_prompt)
                 self._running.unplan(sequence, row.count)
                 if row.pages:
                     kept.admitted.append((sequence, row))
@@ -246,8 +245,7 @@ class Scheduler:
         sequences, waiting = self._sequences, self._sequences.waiting
         builder.add_decodes(None if self._micro_batches == 1 else self._micro_batch())
         if sequences.quota is not None:
-            for sequence in builder.decoding[0 if kept is None else len(kept.decoding) :]:
-                sequences.serve(sequence, 1)
+            builder.charge_decodes()
         if sequences.over_quota_tenants:
             budget.over_quota = 0
         if kept is not None:
@@ -429,14 +427,14 @@ class Scheduler:
 
     def _over_quota_tokens(self, decoding: int, others: int) -> int:
         """The prompt tokens that tenants over quota may have in a step with `decoding` decode rows and
-        `others` prompt tokens of other tenants. None, to keep the step short for the others, but not in two
-        steps in a row."""
+        `others` prompt tokens of other tenants. None, to keep the step short for the others or to measure it
+        without prompts, but not in two steps in a row."""
         full, now = (self._times.of(rows, 0) for rows in (self.layout.max_seqs, max(decoding, 1)))
-        longest = min(OVER_QUOTA_FACTORS[0] * full, OVER_QUOTA_FACTORS[1] * now)
-        longest = min(longest, self._sequences.row_shares.longest or longest)
+        shares = self._sequences.row_shares
+        longest = min(OVER_QUOTA_FACTOR * full, shares.longest or shares.factor * now)
         room = min(self._times.room(decoding, longest), self.layout.max_batch_tokens) - others
-        waits = self._sequences.row_shares.full and not self._held_back
-        self._held_back = others > 0 and not self._held_back
+        waits = shares.full and not self._held_back
+        self._held_back = (others > 0 or (decoding > 0 and self._times.due)) and not self._held_back
         if self._held_back:
             return 0
         least = FEWEST_TOKENS if now else self.layout.page_size

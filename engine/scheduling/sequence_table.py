@@ -7,20 +7,18 @@ from collections.abc import Collection
 from personae.engine.plan import FetchPage, MemoryLayout
 from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
-from personae.engine.scheduling.live import LiveSequence, SequenceState, StagedPages
+from personae.engine.scheduling.live import LiveSequence, SequenceState, StagedPages, turn
 from personae.engine.scheduling.page_ledger import PageLedger
 from personae.engine.scheduling.regions import Region
 from personae.engine.scheduling.row_shares import RowShares
 from personae.engine.scheduling.running import RunningTable
-from personae.engine.scheduling.slot_quota import RECENT_SECONDS, OneTenant, SlotQuota
-from personae.engine.scheduling.step_time import StepTime
+from personae.engine.scheduling.slot_quota import RECENT_SECONDS, Claim, OneTenant, SlotQuota
+from personae.engine.scheduling.step_time import LONGEST_FACTOR, StepTime
 from personae.engine.scheduling.waiting import WaitingQueue
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.stats import EngineCounters
 from personae.engine.tiers.tier import PageFetch, TierIndex
 
-# The longest step with prompts of tenants over quota, relative to one without them.
-LONGEST_FACTOR = 2.0
 LONGEST_FETCHES = (0.05, 5.0)  # seconds: at least; if it is not known how long computing takes
 
 
@@ -36,12 +34,15 @@ class SequenceTable:
     __slots__ = (
         "_alive",
         "_arrivals",
+        "_arrived",
         "_background_policy",
+        "_claim",
         "_foreground",
         "_layout",
         "_now",
         "_only",
         "_room_for",
+        "_row",
         "_sharing",
         "_tier",
         "_times",
@@ -76,12 +77,14 @@ class SequenceTable:
         self._background_policy = background_policy
         self._alive: Counter[FairnessKey] = Counter()
         self._arrivals = 0
+        self._arrived: Counter[FairnessKey] = Counter()  # since the key had no sequence
         self.quota: SlotQuota | None = None
         self._sharing = sharing
         self._now = 0.0
         self._foreground = 0  # sequences that are not background
         self._only: OneTenant | None = None  # the last one that was here, while there is no quota
         self._room_for: LiveSequence | None = None  # others have given up what it needs
+        self._claim: LiveSequence | None = None  # see SlotQuota
         self.over_quota_tenants: list[str] = []  # see SlotQuota
         self.left_out: set[LiveSequence] = set()  # see RowShares
         self.counters = EngineCounters()
@@ -90,6 +93,7 @@ class SequenceTable:
         self._tier = tier
         self._times = times or StepTime()
         self.row_shares = RowShares(self._times)
+        self._row = 1.0  # prompt tokens that a row of the step counts as
         self.fetching: dict[int, LiveSequence] = {}  # by ticket
         self.fetches: list[PageFetch] = []
         self.waiting = WaitingQueue(policy)
@@ -105,6 +109,8 @@ class SequenceTable:
             self.waiting.policy, self._background_policy = self.policy, None
         leader = None if log.after is None else self.sequences.get(log.after)
         sequence = LiveSequence(log, self._arrivals, self._layout)
+        sequence.turn = turn(log, self._arrived[sequence.key])
+        self._arrived[sequence.key] += 1
         self._arrivals += 1
         if not sequence.background:
             self._arrive(sequence.key)
@@ -163,26 +169,43 @@ class SequenceTable:
 
     def begin_step(self) -> None:
         """Call it once for each step that is planned."""
+        waited = self.over_quota_tenants
         self.over_quota_tenants = []
         self.left_out = set()
         self._room_for = None
+        claim = self._claim
+        if claim is not None and (self.quota is None or claim.place is SequenceState.ENDED):
+            claim = self._claim = None
         if self.quota is None:
             return
+        self._set_claim(self.quota, claim)
+        tenants = self.quota.tenants()
+        self._row = self._times.row
         prompts = self.waiting.tokens.copy()
         for sequence in self.running.prefilling:
             if not sequence.background:
                 # Not what is left: the end of a long prompt is no short one.
                 prompts[sequence.key.tenant] += sequence.known - sequence.cached
-        self.left_out = self.row_shares.left_out(self.running.decoding, self.quota.tenants(), prompts)
+        self.left_out = self.row_shares.left_out(
+            self.running.decoding, tenants, prompts, all_wait=tenants.keys() <= {*waited}
+        )
         limited = {sequence.key.tenant for sequence in self.left_out}
         # With one row and so many prompt tokens a step takes twice as long as without, or is not measured.
         few = self._times.room(1, LONGEST_FACTOR * self._times.of(1, 0)) or math.inf
         self.over_quota_tenants = self.quota.over_quota_tenants(prompts, limited, few)
 
-    def serve(self, sequence: LiveSequence, tokens: int) -> None:
-        """A sequence has so many tokens in the step that is being planned; negative: fewer than it had."""
+    def _set_claim(self, quota: SlotQuota, sequence: LiveSequence | None) -> None:
+        """It has a claim from now on."""
+        self._claim, quota.claim = sequence, None
+        if sequence is not None:
+            pages = max(self.running.pages_for(sequence), len(sequence.pages))
+            quota.claim = Claim(sequence.key.tenant, pages)
+
+    def serve(self, sequence: LiveSequence, tokens: int, *, prompt: bool) -> None:
+        """A sequence has so many tokens in the step that is being planned; negative: fewer than it had. Each
+        counts as long as it takes, relative to one of a prompt."""
         if self.quota is not None and not sequence.background:
-            self.quota.serve(sequence.key.tenant, tokens)
+            self.quota.serve(sequence.key.tenant, tokens * (1.0 if prompt else self._row))
 
     def may_be_replanned_for(self) -> bool:
         """Whether a sequence waits that a plan which has not begun should have: the first of a tenant
@@ -250,22 +273,34 @@ class SequenceTable:
 
         One for which there is no room is passed over if its tenant would have more than its share of the
         slots or the memory with it, and others wait who would not. It waits for its own tenant's sequences to
-        end, which may take long.
+        end, which may take long. Those that would take the memory of a claim wait until it is admitted.
         """
         given = self._room_for
         if given is not None and given.place is SequenceState.WAITING and of in (None, given.key.tenant):
             return given
         head = self.waiting.peek(self.over_quota_tenants, None if of is None else (of,))
-        quota = self.quota
-        if quota is None or of is not None or head is None or head.background:
+        quota, claim = self.quota, self._waiting_claim
+        if quota is None or head is None or head.background:
             return head
-        if self.running.has_slot_for(head, 0) or len(tenants := self.waiting.tenants) < 2:
+        if claim in (None, head) and (of is not None or self.running.has_slot_for(head, 0)):
+            return head
+        if len(tenants := self.waiting.tenants) < 2:
             return head
         held = self.running.pages_by_tenant()
+        if claim is not None:
+            tenants.remove(claim.key.tenant)
         within = [tenant for tenant in tenants if self._stays_within_share(quota, tenant, held)]
-        if head.key.tenant in within or not within:
+        if head.key.tenant in within:
             return head
-        return self.waiting.peek(self.over_quota_tenants, within)
+        if of is not None:
+            return None
+        return self.waiting.peek(self.over_quota_tenants, within) if within else claim or head
+
+    @property
+    def _waiting_claim(self) -> LiveSequence | None:
+        """The sequence with a claim, if it waits to be admitted."""
+        waits = self._claim is not None and self._claim.place is SequenceState.WAITING
+        return self._claim if waits else None
 
     def _stays_within_share(self, quota: SlotQuota, tenant: str, held: Counter[str]) -> bool:
         """Whether a tenant does with its next sequence."""
@@ -303,6 +338,18 @@ class SequenceTable:
         if quota is None:
             return
         head = self._next()
+        if self._claim is None and head is not None and not head.background:
+            needed = running.pages_for(head)
+            if not running.has_slot_for(head, 0) and quota.exceeds_share(
+                head.key.tenant, running.pages, needed
+            ):
+                self._set_claim(quota, head)
+        if (claim := self._waiting_claim) is not None and self._share_out_for_claim(
+            quota, claim, last_step, kept
+        ):
+            return
+        if head is claim:
+            head = None
         if head is not None and (giver := self._giver_for(quota, head)) is not None:
             self._room_for = head
             while giver is not None and self._gives_up(giver, head, last_step, kept):
@@ -313,6 +360,26 @@ class SequenceTable:
             # Otherwise the last one is preempted if a page is missing.
             if giver is not None and not last.background and last.key.tenant != giver:
                 self._gives_up(giver, head, last_step, kept, region)
+
+    def _share_out_for_claim(
+        self,
+        quota: SlotQuota,
+        claim: LiveSequence,
+        last_step: int | None,
+        kept: Collection[LiveSequence],
+    ) -> bool:
+        """Have others give up what a sequence with a claim needs. Returns whether it has room now."""
+        running = self.running
+        while not running.has_slot_for(claim, 0):
+            if running.has_slot:
+                missing = running.pages_for(claim) - running.room
+                giver = quota.giver_for_claim(running.pages_by_tenant(), running.pages, missing)
+            else:
+                giver = quota.giver_for(claim.key.tenant)
+            if giver is None or not self._gives_up(giver, claim, last_step, kept):
+                return False
+        self._room_for = claim
+        return True
 
     def _gives_up(
         self,
@@ -391,7 +458,7 @@ class SequenceTable:
         if not sequence.background:
             self._depart(sequence.key)
         if not self._alive[sequence.key]:
-            del self._alive[sequence.key]
+            del self._alive[sequence.key], self._arrived[sequence.key]
             self.policy.forget(sequence.key)
 
     def of_session(self, tenant: str, session: str) -> list[LiveSequence]:

@@ -11,12 +11,20 @@ Memory is shared alike: while pages are short, the tenant furthest above its sha
 sequence that it admitted last. They go to a tenant that stays within its own share with them. A sequence for
 which there is no room, of a tenant that would exceed its share with it, delays no other tenant.
 
+A sequence that alone needs more than its tenant's share would find no room for as long as others want it. So
+if its tenant has no other, it has a *claim*: until it ends the others share what it leaves. One claim is
+there at a time. The others give up sequences for it, but not their first, and wait only with what would
+exceed their shares.
+
 A step that has begun cannot be interrupted, and new requests wait for it. So a tenant is *over quota* if it
 asks for more than its share of the slots, or if its prompts need more tokens than its share of a step, or if
 some of its rows are left out of the step (`row_shares.py`). It is over quota, too, if its prompts would make
 a step last and another tenant was served less. These prompts come after all others, whether they have begun
 or not, and are spread over several steps. None of these takes much longer than a step in which all slots
-decode, or than twice one without prompts. Among tenants over quota, the least served goes first in each step.
+decode, or than twice one without prompts (`row_shares.py`). Among tenants over quota, the least served goes
+first in each step, and of one tenant's prompts the one that began first. A tenant is served what its rows and
+prompt tokens take, in prompt tokens, by weight. What it did not ask for is credit for the tokens of one step
+at most: otherwise one that asked for little would go before all others for as long, once it asks for much.
 
 All this holds for as long as others are here or were here within the last `RECENT_SECONDS`, since they may
 come back while a step runs. There is a quota only so long.
@@ -40,9 +48,16 @@ class OneTenant(NamedTuple):
     left: float = math.inf
 
 
+class Claim(NamedTuple):
+    """A tenant's sequence has as many pages, although that is more than the tenant's share."""
+
+    tenant: str
+    pages: int
+
+
 class SlotQuota:
     """Counts the sequences of each tenant: all that have not ended, and those with a slot. It gets none that
-    are background: these yield to all others anyway."""
+    are background: these yield to all others anyway. `claim`: the one that is there."""
 
     __slots__ = (
         "_live",
@@ -54,18 +69,20 @@ class SlotQuota:
         "_tokens",
         "_weights",
         "_with_slot",
+        "claim",
     )
 
     def __init__(self, slots: int, tokens: int) -> None:
         self._slots_total = slots
         self._tokens = tokens
-        self._served: dict[str, float] = {}  # tokens by weight, of tenants that are here or were recently
+        self._served: dict[str, float] = {}  # by weight, of tenants that are here or were recently
         self._long: set[str] = set()  # tenants whose prompts needed more than their share of a step
         self._now = 0.0
         self._recent: dict[str, tuple[float, float]] = {}  # tenants that left: when, and their weight
         self._live: Counter[str] = Counter()
         self._with_slot: Counter[str] = Counter()
         self._weights: dict[str, float] = {}
+        self.claim: Claim | None = None
 
     def remember(self, tenant: OneTenant) -> None:
         """A tenant was here recently."""
@@ -111,20 +128,32 @@ class SlotQuota:
         be with `needed` more. `held`: pages of the running sequences of each tenant."""
         if len(self._live) < 2:
             return None
-        weights = sum(self._weights.values())
-        above = {name: held[name] - pages * weight / weights for name, weight in self._weights.items()}
+        above = {name: held[name] - share for name, share in self._page_shares(pages).items()}
         if tenant is not None and above[tenant] + needed > 0:
             return None
         giver = max(above, key=above.__getitem__)
         return giver if above[giver] > 0 else None
 
+    def giver_for_claim(self, held: Counter[str], pages: int, missing: int) -> str | None:
+        """The tenant furthest above its share of all `pages` that would have a sequence left; None if there
+        is none, or all of them together could not give the `missing` pages. `held`: as above."""
+        shares = self._page_shares(pages)
+        above = {name: held[name] - shares[name] for name, slots in self._with_slot.items() if slots > 1}
+        giver = max(above, key=above.__getitem__, default=None)
+        return giver if giver is not None and sum(max(n, 0.0) for n in above.values()) >= missing else None
+
+    def exceeds_share(self, tenant: str, pages: int, needed: int) -> bool:
+        """Whether a sequence of `needed` pages, its tenant's only one, has more than its share of all
+        `pages`."""
+        return not self._with_slot[tenant] and needed > self._page_shares(pages)[tenant]
+
     def stays_within_share(self, tenant: str, held: Counter[str], pages: int, needed: int) -> bool:
         """Whether a tenant with one more sequence, of `needed` pages, has at most its share of the slots and
-        of all `pages`. A tenant without a slot always does, or it would wait forever. `held`: as above."""
-        if not self._with_slot[tenant]:
+        of all `pages`. A tenant without a slot always does while there is no claim, or it would wait forever.
+        `held`: as above."""
+        if not self._with_slot[tenant] and self.claim is None:
             return True
-        share = pages * self._weights[tenant] / sum(self._weights.values())
-        return self._below(tenant) and held[tenant] + needed <= share
+        return self._below(tenant) and held[tenant] + needed <= self._page_shares(pages)[tenant]
 
     def tick(self, now: float) -> None:
         """It is `now`, in seconds."""
@@ -175,9 +204,18 @@ class SlotQuota:
                 or (asking > weight and self._served[tenant] > least and tokens > few)
             ):
                 found.add(tenant)
+        self._end_credit(found & (limited | prompts.keys()))
         return sorted(found, key=lambda tenant: (self._served[tenant], tenant))
 
-    def serve(self, tenant: str, tokens: int) -> None:
+    def _end_credit(self, behind: Set[str]) -> None:
+        """Tenants that need not wait count as served at most the tokens of a step less than those `behind`;
+        if nobody has to wait, than any."""
+        served = self._served
+        least = min((served[tenant] for tenant in behind), default=max(served.values(), default=0.0))
+        for tenant in served.keys() - behind:
+            served[tenant] = max(served[tenant], least - self._tokens)
+
+    def serve(self, tenant: str, tokens: float) -> None:
         """A tenant has so many tokens in the step."""
         self._served[tenant] += tokens / self._weights[tenant]
 
@@ -186,6 +224,17 @@ class SlotQuota:
         assert self._live == live, f"live sequences by tenant: {self._live}, not {live}"
         assert self._with_slot == with_slot, f"slots by tenant: {self._with_slot}, not {with_slot}"
         assert self._weights.keys() == live.keys(), "weights of tenants without sequences"
+
+    def _page_shares(self, pages: int) -> dict[str, float]:
+        """The share of each tenant that is here of all `pages`."""
+        total, claim = sum(self._weights.values()), self.claim
+        shares = {name: pages * weight / total for name, weight in self._weights.items()}
+        if claim is None or len(shares) < 2 or claim.pages <= shares.get(claim.tenant, math.inf):
+            return shares
+        factor = (1 - claim.pages / pages) / (1 - self._weights[claim.tenant] / total)
+        shares = {name: share * factor for name, share in shares.items()}
+        shares[claim.tenant] = float(claim.pages)
+        return shares
 
     def _share(self, tenant: str) -> float:
         return self._slots_total * self._weights[tenant] / sum(self._weights.values())

@@ -89,7 +89,7 @@ class StepBuilder:
         self._preempts = kept is None
         self._drafting: Chunks = []
         self._admitted: Chunks = []
-        self._has_row: set[LiveSequence] = set()
+        self._kept: set[LiveSequence] = set()
         if kept is not None:
             self._keep(kept)
 
@@ -99,7 +99,7 @@ class StepBuilder:
         self.chunks += kept.chunks
         self._drafting += kept.drafting
         self._admitted += kept.admitted
-        self._has_row |= {sequence for rows in kept for sequence, _ in rows}
+        self._kept |= {sequence for rows in kept for sequence, _ in rows}
         for sequence, row in (*kept.decoding, *kept.drafting, *kept.chunks):
             self._budget.spend(row.count + row.drafts, background=sequence.background)
 
@@ -109,7 +109,7 @@ class StepBuilder:
         sequence has one. `most`: how many rows, and only those whose tokens are known; None: all."""
         budget, chunks, drafting = self._budget, self.chunks, self._drafting
         spare = max(budget.tokens - len(self._running), 0)
-        left_out = self._sequences.left_out | self._has_row
+        left_out = self._sequences.left_out | self._kept
         left = None if most is None else most - len(self.rows) - len(drafting)
         # The loop may only remove sequences at or after its current position.
         for sequence in self._running.decoding:
@@ -157,6 +157,16 @@ class StepBuilder:
             chunks[:0] = drafting
         if chunks:
             self.rows += [row for _, row in chunks]
+
+    def charge_decodes(self) -> None:
+        """The tenants of the decode rows, without those that were kept, are served these."""
+        kept = self._kept
+        for sequence in self.decoding:
+            if sequence not in kept:
+                self._sequences.serve(sequence, 1, prompt=False)
+        for sequence, row in self.chunks:
+            if sequence not in kept:
+                self._sequences.serve(sequence, row.count + row.drafts, prompt=False)
 
     def _drafts_of(self, sequence: LiveSequence, spare: int) -> int:
         """How many drafts the sequence's next row may have: from the tokens that are left, within its pages,
@@ -211,7 +221,7 @@ class StepBuilder:
         that tenant's prompts are admitted."""
         budget = self._budget
         for sequence in begun:
-            if sequence in self._has_row:
+            if sequence in self._kept:
                 continue
             if budget.of(sequence, is_over_quota=self._sequences.is_over_quota(sequence)):
                 self._add_chunk(sequence, ())
@@ -241,7 +251,7 @@ class StepBuilder:
         self.chunks.append((sequence, row))
         sequence.planned += count
         self._budget.spend(count, background=sequence.background, is_over_quota=is_over_quota)
-        self._sequences.serve(sequence, count)
+        self._sequences.serve(sequence, count, prompt=True)
         if samples:
             self._running.begin_decoding(sequence)
 

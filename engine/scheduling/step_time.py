@@ -4,8 +4,12 @@ import math
 from collections import deque
 from statistics import median
 
+from personae.engine.scheduling.fairness import OUTPUT_WEIGHT
+
 _MEMORY = 31  # steps of each kind
+_MIXED = 32  # steps in a row with rows and prompts until one of rows alone should be measured
 FEWEST_TOKENS = 8  # fewest prompt tokens of a step that measures the time per prompt token
+LONGEST_FACTOR = 2.0  # the longest step with prompts of tenants over quota, relative to one without them
 
 
 class StepCost:
@@ -55,6 +59,8 @@ class StepCost:
 class StepTime:
     """seconds = time of the decode rows (`StepCost`) + each * prompt tokens. Nothing is known at first.
 
+    Only steps without prompts measure the time of rows. One is `due` if there was none for long.
+
     Both use the median of the last steps: the very first step takes many times as long as later ones, and on
     a busy machine any step may.
     """
@@ -65,9 +71,12 @@ class StepTime:
         self._prompts: deque[float] = deque(maxlen=_MEMORY)  # seconds per prompt token
         self.each = 0.0
         self._drift = 1.0
+        self._mixed = 0
 
     def observe(self, rows: int, prompts: int, seconds: float) -> None:
         """A step with `rows` decode rows and `prompts` prompt tokens took `seconds`."""
+        if rows:
+            self._mixed = self._mixed + 1 if prompts else 0
         if prompts >= FEWEST_TOKENS:
             self._prompts.append(max(seconds - self.of(rows, 0), 0.0) / prompts)
             self.each = median(self._prompts)
@@ -78,6 +87,18 @@ class StepTime:
     def of(self, rows: int, prompts: int) -> float:
         """Seconds of such a step; 0 before any was measured."""
         return max(self.decoding.of(rows), 0.0) * self._drift + prompts * self.each
+
+    @property
+    def due(self) -> bool:
+        """Whether the next step should have rows and no prompts."""
+        return self._mixed >= (_MIXED if self.decoding.of(1) else 1)
+
+    @property
+    def row(self) -> float:
+        """How many prompt tokens take as long as one more row, at most `OUTPUT_WEIGHT`; 1 before both were
+        measured."""
+        each = self.decoding.each * self._drift
+        return min(each / self.each, OUTPUT_WEIGHT) if each and self.each else 1.0
 
     def room(self, rows: int, seconds: float) -> float:
         """How many prompt tokens a step with `rows` decode rows may have so that it takes at most

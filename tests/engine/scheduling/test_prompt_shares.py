@@ -240,7 +240,7 @@ def test_memory_that_a_tenant_gave_up_does_not_go_to_and_fro() -> None:
     here = full_of_pages()
     for i in range(4):
         here.scheduler.add(log(f"other-{i}", "quiet", 700, 1200))
-    for _ in range(60):
+    for _ in range(150):
         here.step()
     given = here.scheduler.counters.preemptions
     for _ in range(60):

@@ -1,5 +1,7 @@
 """A tenant that holds every slot gives some up; within a tenant, priority comes first and ages."""
 
+import functools
+
 import pytest
 from fake_executor import Bench, FakeExecutor, make_log
 
@@ -130,3 +132,14 @@ def test_a_lower_priority_goes_first_and_equals_in_order_of_arrival() -> None:
 def test_a_step_of_priority_is_worth_so_many_arrivals_and_no_more() -> None:
     ended = order([1] + [0] * (PRIORITY_STEP + 5))
     assert ended.index("0") == PRIORITY_STEP - 1
+
+
+def test_other_tenants_arrivals_do_not_count_against_a_priority() -> None:
+    it = bench(slots=1)
+    log = functools.partial(make_log, max_tokens=2, ignore_eos=True)
+    it.add(log("early", [1, 2], tenant="a"))
+    for i in range(PRIORITY_STEP + 5):
+        it.add(log(f"{i}", [i, 1], tenant="b"))
+    it.add(log("urgent", [3, 2], tenant="a", priority=-1))
+    it.run()
+    assert it.ended.index("urgent") < it.ended.index("early")
