@@ -19,8 +19,8 @@ from personae.grammar.sandbox.server import SandboxLimits
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]  # of the client
 BOMBS = ("conditions that multiply",)
 QUICK = ("deep", "too deep", "a huge maxLength", "a pattern that backtracks", "recursive", "itself")
-# Less than the usual, because tests wait until it is spent, or on a busy machine until the patience ends.
-LIMITS = SandboxLimits(processor=1.5, masks=2.0, patience=40.0)
+# Less than the usual, because tests wait until it is spent, and on a busy machine more of a core for it.
+LIMITS = SandboxLimits(processor=1.5, masks=2.0, patience=40.0, share=0.25)
 ENOUGH = 50  # tokens of another client
 # Of a bomb. The last is for a machine that is too busy to give it what it may have.
 ENDS = {"200", "400 grammar_too_complex", "400 grammar_too_slow", "503 overloaded"}

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(
 )
 from dry_engine import DryEngine  # noqa: E402  # below the mark, which says what they need
 from engine_harness import EngineHarness  # noqa: E402
+from marks import long  # noqa: E402
 from paper_gpu import Late, Mistake, PaperGpu  # noqa: E402
 from tiny_adapters import make_adapter_folder  # noqa: E402
 from tiny_models import model_folder  # noqa: E402
@@ -119,7 +120,7 @@ def lending_to_and_fro(late: Late, base: Path, adapters: Path) -> dict[str, list
     return found
 
 
-@pytest.mark.parametrize("late", Late)
+@pytest.mark.parametrize("late", [Late.ALL, long(Late.MAIN), long(Late.SIDE)])
 def test_answers_are_those_of_a_cpu_while_memory_goes_to_and_fro(late: Late, base, adapters, truth) -> None:
     assert lending_to_and_fro(late, base, adapters) == truth
 

@@ -51,7 +51,8 @@ def test_a_run_without_faults_serves_every_request_with_any_policy(placement) ->
     "kind", ["crash", "kill", "hang", "stop", "silent", "drag", "full", "load", "partition", "scale"]
 )
 def test_every_kind_of_fault_strikes_and_no_request_is_lost(kind: str) -> None:
-    load = replace(CALM.workload, requests=250, rate=20.0)
+    requests = 250 if kind == "load" else 140  # an engine seldom has work when it loads
+    load = replace(CALM.workload, requests=requests, rate=20.0)
     report = simulate(replace(CALM, seed=3, workload=load, faults_every=2.0, kinds=(kind,)))
     assert report.faults[kind]
     assert report.outcomes.keys() <= {"stop", "length", "unlucky"}
@@ -145,9 +146,9 @@ def test_engines_that_are_given_up_end_every_request() -> None:
 
 
 def test_one_engine_that_is_given_up_leaves_the_others_serving() -> None:
-    load = replace(CALM.workload, requests=300, rate=20.0)
+    load = replace(CALM.workload, requests=150, rate=20.0)
     report = simulate(
-        replace(CALM, seed=4, workload=load, max_restarts=0, faults_every=6.0, kinds=("kill",), replicas=8)
+        replace(CALM, seed=4, workload=load, max_restarts=0, faults_every=3.0, kinds=("kill",), replicas=8)
     )
     assert 0 < report.restarts + report.faults["kill"] < 8 * 2
     assert report.outcomes.keys() <= {"stop", "length"}

@@ -1,11 +1,14 @@
 """Hugging Face transformers as the reference: its model of a folder, in float32, with the plainest
 attention."""
 
+import copy
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from content import Content, content_of
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -30,9 +33,14 @@ AutoModelForCausalLM.register(MiMoConfig, MiMoForCausalLM)
 
 
 def hf_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """The folder's model. Every tensor of the file must have been used."""
+    """The folder's model, which the caller may change. Every tensor of the file must have been used."""
+    return copy.deepcopy(_loaded(content_of(folder), dtype))
+
+
+@lru_cache(maxsize=8)
+def _loaded(content: Content, dtype: torch.dtype) -> Any:
     model, info = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="eager", output_loading_info=True
+        content.base, dtype=dtype, attn_implementation="eager", output_loading_info=True
     )
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     return model.eval()

@@ -2,4 +2,4 @@
 
 from personae.grammar.sandbox.server import SandboxLimits
 
-PATIENT = SandboxLimits(patience=600.0, mask_wall=600.0)
+PATIENT = SandboxLimits(patience=600.0, mask_wall=600.0, share=0.25)

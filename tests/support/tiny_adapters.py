@@ -6,13 +6,19 @@ adapters have an effect.
     read_adapter(tmp_path / "poet", lora_shapes(base))
 """
 
+import atexit
+import copy
 import json
+import shutil
+import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
+from content import Base, Content, content_of
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
@@ -21,8 +27,6 @@ from personae.lora.shapes import LoraShapes
 from personae.lora.sites import sites
 
 ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-Base: TypeAlias = Path | PretrainedConfig
 
 
 def tiny_config(**changes: Any) -> PretrainedConfig:
@@ -86,11 +90,8 @@ def make_adapter(
     with warnings.catch_warnings(), torch.random.fork_rng():
         # transformers warns of its own deprecated properties when PEFT walks over them.
         warnings.simplefilter("ignore")
-        torch.manual_seed(0)  # a base given as a config has the same weights for every adapter
-        if isinstance(base, Path):
-            model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-        else:
-            model = AutoModelForCausalLM.from_config(base, dtype=torch.float32)
+        model = copy.deepcopy(_model(content_of(base)))
+        torch.manual_seed(0)  # what PEFT draws is the same, whether the model was loaded or not
         config = LoraConfig(
             r=rank,
             lora_alpha=2 * rank if alpha is None else alpha,
@@ -114,6 +115,15 @@ def make_adapter(
         return peft_model.eval()
 
 
+@lru_cache(maxsize=2)
+def _model(content: Content) -> Any:
+    """The base's Hugging Face model. A base given as a config has the same weights every time."""
+    if isinstance(content.base, Path):
+        return AutoModelForCausalLM.from_pretrained(content.base, dtype=torch.float32)
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(content.base, dtype=torch.float32)
+
+
 def set_config(folder: Path, **fields: Any) -> None:
     """Change fields of an adapter folder's config."""
     path = folder / CONFIG_FILE
@@ -121,7 +131,31 @@ def set_config(folder: Path, **fields: Any) -> None:
 
 
 def make_adapter_folder(path: Path, base: Base, **options: Any) -> Path:
-    """Save `make_adapter(base, **options)` at `path` as PEFT does. Returns the path."""
+    """Save `make_adapter(base, **options)` at `path` as PEFT does. Returns the path.
+
+    PEFT makes an adapter once in this process. For the same base and options its files are copied.
+    """
+    key = (content_of(base), repr(options))
+    if key not in _SAVED:
+        _SAVED[key] = _saved(base, options)
+    shutil.copytree(_SAVED[key], path, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    return path
+
+
+_SAVED: dict[tuple[Content, str], Path] = {}
+"""Folders with the files of an adapter, by its base and its options."""
+
+
+@cache
+def _folder() -> Path:
+    """What is in it is removed with the process."""
+    path = Path(tempfile.mkdtemp(prefix="personae-adapters-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
+
+
+def _saved(base: Base, options: dict[str, Any]) -> Path:
+    path = Path(tempfile.mkdtemp(dir=_folder()))
     model = make_adapter(base, **options)
     with warnings.catch_warnings():
         # PEFT warns when it cannot ask the hub about a base that has no name.

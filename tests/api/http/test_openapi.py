@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,12 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 DESCRIBED = document(OPERATIONS)
 
 
+@cache
+def documentation() -> str:
+    """All pages."""
+    return "\n".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
+
+
 def test_every_route_is_an_operation_with_a_description() -> None:
     routes = []
     for route in create_app(FakeEngine()).routes:
@@ -33,8 +40,7 @@ def test_every_route_is_an_operation_with_a_description() -> None:
 
 @pytest.mark.parametrize("one", OPERATIONS, ids=lambda one: f"{one.method} {one.path}")
 def test_every_operation_stands_in_the_documentation(one: Any) -> None:
-    pages = "\n".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
-    assert one.path.replace("{id:path}", "{id}") in pages
+    assert one.path.replace("{id:path}", "{id}") in documentation()
 
 
 @pytest.mark.anyio

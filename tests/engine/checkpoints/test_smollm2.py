@@ -25,13 +25,15 @@ def loaded(dtype: str) -> Decoder:
     return load_model(FILE, device=CPU, dtype=dtype, max_position=512)
 
 
-def greedy(model: Decoder, prompt: list[int], count: int) -> list[int]:
+def greedy(model: Decoder, prompts: dict[str, list[int]], count: int) -> dict[str, list[int]]:
+    """So many tokens of each prompt, all in one batch."""
     sequences = PagedSequences(model)
-    tokens: list[int] = []
-    logits = sequences.step({"a": prompt})["a"]
+    tokens: dict[str, list[int]] = {name: [] for name in prompts}
+    step = prompts
     for _ in range(count):
-        tokens.append(int(logits.argmax()))
-        logits = sequences.step({"a": tokens[-1:]})["a"]
+        for name, logits in sequences.step(step).items():
+            tokens[name].append(int(logits.argmax()))
+        step = {name: found[-1:] for name, found in tokens.items()}
     return tokens
 
 
@@ -41,10 +43,9 @@ def test_64_greedy_tokens_are_those_of_transformers_in_float32() -> None:
     model = AutoModelForCausalLM.from_pretrained(
         FILE.parent, gguf_file=FILE.name, dtype=torch.float32, attn_implementation="eager"
     )
-    ours = loaded("float32")
-    for text in PROMPTS.values():
-        prompt = tokenizer.encode(text)
-        tokens = greedy(ours, prompt, 64)
+    prompts = {name: tokenizer.encode(text) for name, text in PROMPTS.items()}
+    for name, tokens in greedy(loaded("float32"), prompts, 64).items():
+        prompt = prompts[name]
         logits = hf_logits(model.eval(), [*prompt, *tokens[:-1]])
         assert tokens == logits[len(prompt) - 1 :].argmax(-1).tolist(), "each token follows from those before"
 
@@ -52,8 +53,8 @@ def test_64_greedy_tokens_are_those_of_transformers_in_float32() -> None:
 def test_in_its_own_bits_it_answers_and_as_in_bfloat16() -> None:
     assert FILE is not None
     tokenizer = Tokenizer.load(FILE)
-    prompt = tokenizer.encode(PROMPTS["chat"])
-    kept, plain = (greedy(loaded(dtype), prompt, 24) for dtype in ("auto", "bfloat16"))
+    prompt = {"chat": tokenizer.encode(PROMPTS["chat"])}
+    kept, plain = (greedy(loaded(dtype), prompt, 24)["chat"] for dtype in ("auto", "bfloat16"))
     assert kept == plain
     assert tokenizer.decode(kept).startswith("The capital of France is Paris.")
     assert tokenizer.eos_ids[0] in kept

@@ -54,7 +54,7 @@ def test_very_long_plans_that_share_an_end_are_spelled_as_each_alone(first: Any,
         assert alone is not None
         assert path is not None
         assert (path.count, path.tokens) == (alone.count, alone.tokens)
-        for length in range(90):
+        for length in range(lost, 90, 10):  # each of them in some example
             rest, other = path.after(length), alone.after(length)
             assert (rest and rest.tokens) == (other and other.tokens)
 

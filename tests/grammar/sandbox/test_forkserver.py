@@ -48,8 +48,9 @@ def conditions(count: int) -> Any:
 GOOD = spec_of({"type": "object", "properties": {"a": {"type": "string", "pattern": "^(x|y)*$"}}})
 REWRITTEN = spec_of({"allOf": [{"type": "integer", "minimum": 3}, {"not": {"const": 4}}]})
 BOMB = spec_of(complements(8, 8))
-# What takes long runs on idle cores alone: on a busy machine half a second of work may take minutes.
-PATIENT = SandboxLimits(processor=0.5, memory=2**28, patience=600.0, idle=0.5)
+# What takes long runs on idle cores alone: on a busy machine half a second of work may take minutes, and
+# seconds with a larger share than the usual.
+PATIENT = SandboxLimits(processor=0.5, memory=2**28, patience=600.0, idle=0.5, share=0.25)
 
 
 @pytest.fixture(scope="module")

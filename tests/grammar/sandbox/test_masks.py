@@ -40,7 +40,7 @@ from personae.grammar.vocabulary import Vocabulary
 VOCABULARY = Vocabulary((*(bytes([byte]) for byte in range(256)), *[b"ab" * 20] * 64, b""), (320,), {})
 AMBIGUOUS = GrammarSpec("ebnf", "root ::= s\ns ::= s s | s s s | [a-z] | [a-z] s | s [a-z]")
 WORD = GrammarSpec("ebnf", "root ::= [a-z]+")
-PATIENT = SandboxLimits(patience=PATIENCE, mask=0.3, mask_wall=PATIENCE, idle=0.2)
+PATIENT = SandboxLimits(patience=PATIENCE, mask=0.3, mask_wall=PATIENCE, idle=0.2, share=0.25)
 
 
 @pytest.fixture(scope="module")

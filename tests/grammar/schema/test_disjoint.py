@@ -1,4 +1,4 @@
-import jsonschema
+import jsonschema_rs
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -8,8 +8,9 @@ from personae.grammar.schema.disjoint import without_disjoint_one_of
 from personae.grammar.schema.walk import subschemas
 
 
-def accepts(schema, instance):
-    return jsonschema.Draft202012Validator(schema).is_valid(instance)
+def accepting(schema):
+    """Whether an instance is valid."""
+    return jsonschema_rs.Draft202012Validator(schema).is_valid
 
 
 def open_choices(schema):
@@ -110,5 +111,5 @@ BRANCH = st.one_of(
 def test_nothing_changes_for_any_instance(schema, branches, instances):
     schema = {**schema, "oneOf": branches}
     rewritten = without_disjoint_one_of(schema)
-    for instance in instances:
-        assert accepts(rewritten, instance) == accepts(schema, instance)
+    before, after = accepting(schema), accepting(rewritten)
+    assert [after(instance) for instance in instances] == [before(instance) for instance in instances]
