@@ -129,6 +129,7 @@ class EngineFixture:
             False,
             self._taken,
             speculate,
+            lambda: self._retokenizer.spaceless,
             draft=draft,
             tier=tier,
         ).build()

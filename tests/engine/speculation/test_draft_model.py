@@ -1,5 +1,6 @@
 """A draft model changes no token. If it is the model itself, all its drafts are right."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,16 +133,14 @@ def options(**changes: Any) -> EngineOptions:
 def test_options_that_contradict_each_other_are_refused(changes: dict[str, Any], said: str) -> None:
     made = harness()
     with pytest.raises(LoadError) as refused:
-        load_draft_model(options(**changes), made.ranks[0].model, tokenizer(), made.engine.worker.device)
+        load_draft_model(options(**changes), made.ranks[0].model, tokenizer, made.engine.worker.device)
     assert said in refused.value.message
 
 
 def test_a_draft_model_with_another_tokenizer_is_refused(base: Path) -> None:
     made = harness()
     with pytest.raises(LoadError) as refused:
-        load_draft_model(
-            options(draft_model=base), made.ranks[0].model, tokenizer(), made.engine.worker.device
-        )
+        load_draft_model(options(draft_model=base), made.ranks[0].model, tokenizer, made.engine.worker.device)
     assert "This model has other tokens than the served one" in refused.value.message
     assert str(base) in refused.value.message
 
@@ -150,7 +149,7 @@ def test_the_pages_of_both_models_fit_into_the_memory_of_the_cache(small: Path) 
     made = harness()
     model = made.ranks[0].model
     draft = load_draft_model(
-        options(draft_model=small), model, Tokenizer.load(MODEL), made.engine.worker.device
+        options(draft_model=small), model, partial(Tokenizer.load, MODEL), made.engine.worker.device
     )
     assert draft is not None
     asked = options(kv_memory=2**26)

@@ -28,7 +28,7 @@ def served() -> Decoder:
 
 def loaded(folder: Path, served: Decoder) -> Decoder | Head | None:
     options = EngineOptions(MODEL, dtype="float32", speculate="draft", draft_model=folder)
-    return load_draft_model(options, served, tokenizer(), torch.device("cpu"))
+    return load_draft_model(options, served, tokenizer, torch.device("cpu"))
 
 
 def refusal(folder: Path, served: Decoder) -> str:

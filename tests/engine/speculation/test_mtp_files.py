@@ -3,6 +3,7 @@ refused in a sentence."""
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def served(mimo: Path) -> Decoder:
 
 def loaded(model: Path, served: Decoder, draft: Path, **changes: Any) -> Decoder | Head | None:
     options = EngineOptions(model, dtype="float32", speculate="draft", draft_model=draft, **changes)
-    return load_draft_model(options, served, Tokenizer.load(model), CPU)
+    return load_draft_model(options, served, partial(Tokenizer.load, model), CPU)
 
 
 def refusal(model: Path, served: Decoder, draft: Path) -> str:
@@ -82,7 +83,7 @@ def test_a_model_with_mtp_layers_is_served_without_them_unless_they_are_asked_fo
     options = EngineOptions(mimo, dtype="float32")
     model = load_model(mimo, device=CPU, dtype="float32")
     assert not any("mtp" in name for name, _ in model.tensors())
-    assert load_draft_model(options, model, Tokenizer.load(mimo), CPU) is None
+    assert load_draft_model(options, model, partial(Tokenizer.load, mimo), CPU) is None
 
 
 def test_a_model_without_an_mtp_layer_says_so_when_it_is_asked_for(tmp_path: Path) -> None:
