@@ -103,7 +103,7 @@ def with_condition(branch: Any, said: dict[str, Any]) -> Any:
     if "properties" in said and "properties" in branch:
         found["properties"] = branch["properties"] | said["properties"]
     if "required" in said and "required" in branch:
-        found["required"] = [*branch["required"], *said["required"]]
+        found["required"] = [*dict.fromkeys((*branch["required"], *said["required"]))]
     return found
 
 

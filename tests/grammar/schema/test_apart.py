@@ -60,6 +60,7 @@ def test_what_is_kept_apart_takes_nothing_that_the_schema_does_not(branches, ref
     found = kept_apart(schema)
     if found is not None:
         assert "oneOf" not in json.dumps(found)
+        jsonschema.Draft202012Validator.check_schema(found)
         valid, taken = accepting(schema), accepting(found)
         for instance in (*OBJECTS, "x", 3, None):
             assert valid(instance) or not taken(instance)
@@ -136,3 +137,9 @@ def test_unions_of_objects_are_enforced(schema, valid, invalid):
 
     assert list(map(taken, valid)) == [True] * len(valid)
     assert not any(map(taken, invalid))
+
+
+def test_a_name_that_a_branch_requires_already_is_not_named_twice() -> None:
+    closed = {"properties": {}, "required": [], "additionalProperties": False}
+    found = kept_apart({"oneOf": [closed, {"properties": {"a": {"type": "string"}}, "required": ["a"]}]})
+    jsonschema.Draft202012Validator.check_schema(found)  # names are unique
