@@ -28,7 +28,7 @@ from personae.actors.rank_options import (
     expert_groups,
     two_batches,
 )
-from personae.actors.sizing import Sizes, choose_sizes
+from personae.actors.sizing import Sizes, check_kv_dtype, choose_sizes
 from personae.actors.spec import EngineSpec, StepRunner
 from personae.actors.start_adapters import KeptAdapters, read_start_adapters
 from personae.engine.base_weights import DecoderBaseWeights
@@ -126,6 +126,7 @@ def assemble(
     """
     device = chosen_device(options.device)
     _check_quantization(options.quantize, device)
+    check_kv_dtype(options.kv_cache_dtype, device)
     phase = _no_progress if on_progress is None else on_progress
     phase("kernels", 0, 0)
     if device.type == "cpu":

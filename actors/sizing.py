@@ -319,21 +319,24 @@ def _longest(
     return length
 
 
+def check_kv_dtype(choice: str, device: torch.device) -> None:
+    """Raises LoadError if the device keeps no keys and values in this dtype of `--kv-cache-dtype`."""
+    if choice == "int8" and device.type != "cpu":
+        raise LoadError("--kv-cache-dtype int8 needs a CPU; a GPU has fp8.")
+    if choice == "fp8" and (device.type == "cpu" or torch.cuda.get_device_capability() < FP8_CAPABILITY):
+        raise LoadError("--kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or later (Ada, Hopper).")
+
+
 def _kv_dtype(options: EngineOptions, model: Decoder, device: torch.device) -> torch.dtype:
     """The dtype of keys and values."""
+    check_kv_dtype(options.kv_cache_dtype, device)
     if options.kv_cache_dtype == "auto":
         return model.dtype
     if any(spec is not None and not spec.values for spec in model.shared.kv_specs):
         raise LoadError(
             f"--kv-cache-dtype {options.kv_cache_dtype} does not work for models with convolutions or states."
         )
-    if options.kv_cache_dtype == "int8":
-        if device.type != "cpu":
-            raise LoadError("--kv-cache-dtype int8 needs a CPU; a GPU has fp8.")
-        return torch.int8
-    if device.type == "cpu" or torch.cuda.get_device_capability() < FP8_CAPABILITY:
-        raise LoadError("--kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or later (Ada, Hopper).")
-    return FP8
+    return torch.int8 if options.kv_cache_dtype == "int8" else FP8
 
 
 def _ranks(

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from threading import Thread
-from time import sleep
+from time import sleep, time
 
 import torch
 
@@ -35,7 +35,7 @@ from personae.lora.throttle import Throttle
 
 KEPT_BYTES = 2 * 2**30  # of all adapters that are kept; the least recently used go first
 LATER_SECONDS = 3.0  # after which what was read is written: a server has started by then
-_UNFINISHED = ".writing-"
+_UNFINISHED, _STALE_SECONDS = ".writing-", 3600.0
 
 log = logging.getLogger("personae.engine")
 
@@ -108,12 +108,16 @@ class KeptAdapters:
             shutil.rmtree(made, ignore_errors=True)
 
     def _make_room(self, size: int) -> None:
-        """Delete the least recently used, until `size` more bytes keep within the bound."""
+        """Delete what a process that ended has left unfinished, and the least recently used, until `size`
+        more bytes keep within the bound."""
         there: list[tuple[float, int, Path]] = []
         for place in self._folder.iterdir():
             with suppress(FileNotFoundError):  # another engine deleted it
-                taken = sum(file.stat().st_size for file in place.iterdir())
-                there.append((place.stat().st_mtime, taken, place))
+                taken, used = sum(file.stat().st_size for file in place.iterdir()), place.stat().st_mtime
+                if place.name.startswith(_UNFINISHED) and used < time() - _STALE_SECONDS:
+                    shutil.rmtree(place, ignore_errors=True)
+                else:
+                    there.append((used, taken, place))
         total = size + sum(taken for _, taken, _ in there)
         for _, taken, place in sorted(there):
             if total > self._bound:

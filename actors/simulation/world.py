@@ -163,7 +163,9 @@ class World:
     async def run(self) -> SimulationReport:
         """Run the scenario from the first request to the last."""
         options = EngineOptions(Path("simulation"), record_kv_events=self.scenario.kv_events)
-        tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE()), eos_ids=EOS)
+        backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+        backend.decoder = tokenizers.decoders.ByteLevel()
+        tokenizer = Tokenizer(backend, eos_ids=EOS)
         try:
             async with anyio.create_task_group() as self._tasks:
                 async with self._open(options, tokenizer) as engine_processes:

@@ -15,10 +15,12 @@ from personae.actors.sizing import PAGE_SIZE
 from personae.errors import AdapterError, LoadError
 
 
-def test_a_cache_of_fp8_is_refused_without_a_gpu_that_can_convert_it() -> None:
+def test_a_cache_of_fp8_is_refused_without_a_gpu_that_can_convert_it_before_anything_is_loaded() -> None:
     options = EngineOptions(model_folder("llama"), device="cpu", kv_cache_dtype="fp8")
+    begun: list[str] = []
     with pytest.raises(LoadError, match=r"--kv-cache-dtype fp8 needs a GPU of compute capability 8\.9"):
-        assemble(options)
+        assemble(options, lambda phase, _done, _total: begun.append(phase))
+    assert not begun
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

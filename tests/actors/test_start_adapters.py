@@ -136,3 +136,16 @@ def test_a_folder_that_cannot_be_written_costs_nothing_but_the_next_start(
     start(tmp_path / "file" / "kept", source)
     assert "is not kept in" in caplog.text
     assert start(tmp_path / "file" / "kept", source).stored is None
+
+
+def test_what_a_killed_process_left_unfinished_is_deleted_when_it_is_old(
+    tmp_path: Path, source: Path
+) -> None:
+    old, new = tmp_path / "kept" / ".writing-old", tmp_path / "kept" / ".writing-new"
+    for left in (old, new):
+        left.mkdir(parents=True)
+        (left / "part").write_bytes(b"x")
+    os.utime(old, (0, 0))
+    start(tmp_path / "kept", source)
+    assert not old.exists()
+    assert new.exists(), "another process may be writing it"

@@ -267,7 +267,7 @@ def test_the_page_documents_every_suite_option_and_setting() -> None:
 
 
 def test_the_pages_commands_run(server: Running, tmp_path: Path) -> None:
-    """As they stand, but for the server's address and smaller counts, so that they take seconds."""
+    """As they stand, but with the address and the model of this server, and smaller counts: seconds."""
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines() if line]
     assert len(lines) >= 4
@@ -275,7 +275,7 @@ def test_the_pages_commands_run(server: Running, tmp_path: Path) -> None:
         words = line.replace("http://127.0.0.1:8000", server.url).split()
         assert words[0] == "personae", line
         if words[1:3] == ["eval", "run"]:
-            words = [word if word != "64" else "1" for word in words]
+            words = [{"8": "1", "finetuned": "demo"}.get(word, word) for word in words]
             words += ["--task", "chat"] if "--count" in words else []
         done = personae(*words[1:], cwd=tmp_path)
         assert done.exit_code == 0, f"{line}\n{done.output}"
