@@ -44,7 +44,6 @@ def engine_answers(device: Literal["cpu", "cuda"], model: Path, adapters: Path) 
     from personae.engine.worker.adapters import DeviceAdapters
     from personae.grammar.spec import GrammarSpec
     from personae.lora.library import AdapterLibrary
-    from personae.lora.source import AdapterSource
 
     options = EngineOptions(
         model,
@@ -67,7 +66,7 @@ def engine_answers(device: Literal["cpu", "cuda"], model: Path, adapters: Path) 
     grammars = {bound: compiler.compile(bound, "")}
     digests = {name: card.adapter for name, card in sorted(spec.models.items()) if card.adapter}
     for digest in digests.values():
-        assert engine.worker.place(library.take(digest, AdapterSource(())))
+        assert engine.worker.place(library.take(digest, library.find(digest) or library.read(digest)))
     answers: Answers = {}
 
     def add(name: str, count: int, adapter: str | None = None, grammar: GrammarSpec | None = None) -> None:

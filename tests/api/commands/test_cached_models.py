@@ -114,7 +114,7 @@ def test_run_talks_to_a_server_of_its_own_and_stops_it(
         monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n/exit\n"))
         assert run_command.run("demo", ["--max-seqs", "4"]) == 0
     assert "Hello, world!" in capsys.readouterr().out
-    assert asked[0][3:] == ["serve", "demo", "--port", "0", "--max-seqs", "4"]
+    assert asked[0][3:] == ["serve", "demo", "--port", "0", "--log-level", "warning", "--max-seqs", "4"]
     assert started[0].poll() is not None
 
 
