@@ -132,7 +132,7 @@ class Listener:
             log.warning("closed the connection of %s to the port for engines: %s", peer, reason)
 
     async def _identify(self, connection: SocketStream) -> bool:
-        tune(connection.extra(SocketAttribute.raw_socket))  # noqa: S610  no Django
+        tune(connection.extra(SocketAttribute.raw_socket))
         stream: ByteStream = connection
         if self._context is not None:
             stream = await TLSStream.wrap(
@@ -162,7 +162,7 @@ class Listener:
 
 def _name(connection: SocketStream) -> str:
     try:
-        address = connection.extra(SocketAttribute.remote_address)  # noqa: S610  no Django
+        address = connection.extra(SocketAttribute.remote_address)
     except (OSError, anyio.TypedAttributeLookupError):
         return "a peer"  # it has disconnected already
     return ":".join(map(str, address[:2]))
@@ -185,7 +185,7 @@ async def open_listener(
             f"The port for engines, {where}, can't be opened: {error.strerror or error}"
         ) from None
     async with listening, anyio.create_task_group() as tasks:
-        bound = listening.extra(SocketAttribute.local_address)[1]  # noqa: S610  no Django
+        bound = listening.extra(SocketAttribute.local_address)[1]
         listener = Listener(host, int(bound), identity, tasks, hello_seconds)
         tasks.start_soon(listening.serve, listener.welcome)
         yield listener

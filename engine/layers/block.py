@@ -198,6 +198,35 @@ class UndividedBlock:
         return iter(())
 
 
+class OfBlocks:
+    """What consists of blocks has what these have, in their order."""
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Its blocks."""
+        raise NotImplementedError
+
+    def tensors(self) -> Iterator[tuple[str, Weight]]:
+        """See Block."""
+        for block in self.blocks:
+            yield from block.tensors()
+
+    def norms(self) -> Iterator[Norm]:
+        """See Block."""
+        for block in self.blocks:
+            yield from block.norms()
+
+    def linears(self) -> Iterator[Linear]:
+        """See Block."""
+        for block in self.blocks:
+            yield from block.linears()
+
+    def lora_linears(self) -> Iterator[tuple[tuple[str, ...], Linear]]:
+        """See Block."""
+        for block in self.blocks:
+            yield from block.lora_linears()
+
+
 @dataclass(frozen=True, slots=True)
 class NoBlockSpec:
     """In place of a half that a layer does not have."""

@@ -1,15 +1,20 @@
 """Two blocks that read the same input, and whose results are summed: attention and Mamba-2 in Falcon-H1."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from personae.engine.layers.block import BlockContext, BlockSpec, KVSpec, UndividedBlock, UndividedSpec
-from personae.engine.layers.linear import Linear
-from personae.engine.layers.norm import Norm
+from personae.engine.layers.block import (
+    Block,
+    BlockContext,
+    BlockSpec,
+    KVSpec,
+    OfBlocks,
+    UndividedBlock,
+    UndividedSpec,
+)
 from personae.engine.layers.step import ForwardContext
-from personae.kernels.decoder import Weight
 from personae.lora.sites import LoraSite
 
 
@@ -48,15 +53,19 @@ def side_by_side(block: BlockSpec) -> tuple[BlockSpec, ...]:
     return (block.first, block.second) if isinstance(block, ParallelSpec) else (block,)
 
 
-class Parallel(UndividedBlock):
+class Parallel(OfBlocks, UndividedBlock):
     """See `ParallelSpec`."""
 
     def __init__(self, spec: ParallelSpec, context: BlockContext) -> None:
         self.spec = spec
         self.first = spec.first.build(context)
         self.second = spec.second.build(replace(context, caches=context.caches[::-1]))
-        self.blocks = self.first, self.second
         self.kv, self.heads = self.first.kv, self.first.heads
+
+    @property
+    def blocks(self) -> tuple[Block, Block]:
+        """The two of them."""
+        return self.first, self.second
 
     @property
     def capturable(self) -> bool:
@@ -70,23 +79,3 @@ class Parallel(UndividedBlock):
             for block, into, out in zip(self.blocks, self.spec.inputs, self.spec.outputs, strict=True)
         )
         return first + second
-
-    def tensors(self) -> Iterator[tuple[str, Weight]]:
-        """See Block."""
-        for block in self.blocks:
-            yield from block.tensors()
-
-    def norms(self) -> Iterator[Norm]:
-        """See Block."""
-        for block in self.blocks:
-            yield from block.norms()
-
-    def linears(self) -> Iterator[Linear]:
-        """See Block."""
-        for block in self.blocks:
-            yield from block.linears()
-
-    def lora_linears(self) -> Iterator[tuple[tuple[str, ...], Linear]]:
-        """See Block."""
-        for block in self.blocks:
-            yield from block.lora_linears()

@@ -9,9 +9,8 @@ from torch import Tensor
 from personae.engine.config import ModelConfig
 from personae.engine.layers.altup import AltUp
 from personae.engine.layers.attention import Attention
-from personae.engine.layers.block import Block, BlockContext, KVSpec, LayerSpec, NoBlock
+from personae.engine.layers.block import Block, BlockContext, KVSpec, LayerSpec, NoBlock, OfBlocks
 from personae.engine.layers.dense_and_experts import DenseAndExperts
-from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import MLP
 from personae.engine.layers.moe import MoE
 from personae.engine.layers.norm import Norm, RMSNorm
@@ -24,7 +23,7 @@ Run = Callable[[Tensor, ForwardContext], Tensor]
 """Half of a layer."""
 
 
-class Layer:
+class Layer(OfBlocks):
     """h += attention(norm(h)); h += mlp(norm(h)). Some families scale or normalise each half's output too.
     Each addition is deferred, to be fused with the next norm. `own_rows`: what ranks exchange that share the
     MLP and nothing else."""
@@ -155,8 +154,7 @@ class Layer:
 
     def tensors(self) -> Iterator[tuple[str, Weight]]:
         """(checkpoint name, the view to fill)."""
-        for block in self.blocks:
-            yield from block.tensors()
+        yield from super().tensors()
         if self.scalar is not None:
             yield f"{self.prefix}.layer_scalar", self.scalar
         for name, norm in self._norms.items():
@@ -170,18 +168,7 @@ class Layer:
     def norms(self) -> Iterator[Norm]:
         """All its norms."""
         yield from self._norms.values()
-        for block in self.blocks:
-            yield from block.norms()
-
-    def linears(self) -> Iterator[Linear]:
-        """The linear modules of its blocks."""
-        for block in self.blocks:
-            yield from block.linears()
-
-    def lora_linears(self) -> Iterator[tuple[tuple[str, ...], Linear]]:
-        """Those that adapters may change; see Block."""
-        for block in self.blocks:
-            yield from block.lora_linears()
+        yield from super().norms()
 
     def weights(self) -> LayerWeights | None:
         """The whole layer as tensors; None if `kernels/decoder.py` does not support it."""

@@ -110,8 +110,8 @@ class RowShares:
         *,
         was_full: bool,
     ) -> set[LiveSequence]:
-        """The rows that would make the step take a tenant longer than its share, and those that would take
-        the time of prompts, unless these wait for the next step. They do not if the last step `was_full`."""
+        """The rows that do not fit into this step. A tenant's rows have the time of its share. Prompts have
+        theirs, too, or else wait for the next step, but not twice: `was_full` says that they waited."""
         seconds, count, total = self._seconds, sum(map(len, rows.values())), sum(weights.values())
         longest = min(
             seconds(max(len(rows.get(tenant, ())), 1)) * total / weight for tenant, weight in weights.items()
@@ -167,8 +167,8 @@ def _part_of_prompts(
 
 
 def _shares(asked: Mapping[str, float], weights: Mapping[str, float], total: float) -> dict[str, float]:
-    """Of the `total` each has what it asks for, at most its share by weight of what is left by those that ask
-    for less than theirs."""
+    """The part of the `total` that each gets. Whoever asks for less than its share gets what it asks for. The
+    others share the rest by weight."""
     found: dict[str, float] = {}
     waiting = sum(weights.get(name, 1.0) for name in asked)
     for name in sorted(asked, key=lambda name: asked[name] / weights.get(name, 1.0)):

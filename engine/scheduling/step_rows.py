@@ -159,7 +159,7 @@ class StepBuilder:
             self.rows += [row for _, row in chunks]
 
     def charge_decodes(self) -> None:
-        """The tenants of the decode rows, without those that were kept, are served these."""
+        """Charge tenants for their decode rows. Rows that were kept are charged already."""
         kept = self._kept
         for sequence in self.decoding:
             if sequence not in kept:

@@ -196,4 +196,4 @@ def test_the_cache_is_told_of_the_pages_of_each_step(
     assert [kv.num_pages for kv in told] == ([32, 32] if attention_ranks else [64])
     for kv, pages in told.items():
         used = [page for page in range(kv.num_pages) if not kv.data[:, :, page].isnan().all()]
-        assert max(pages) == max(used), "the first page is told of at the start"
+        assert max(pages) == max(used), "no page is used before the cache is told of it"
