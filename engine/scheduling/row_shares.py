@@ -167,8 +167,8 @@ def _part_of_prompts(
 
 
 def _shares(asked: Mapping[str, float], weights: Mapping[str, float], total: float) -> dict[str, float]:
-    """The part of the `total` that each gets. Whoever asks for less than its share gets what it asks for. The
-    others share the rest by weight."""
+    """The part of the `total` that each gets. Those that ask for less than their share get what they ask for.
+    The others share the rest by weight."""
     found: dict[str, float] = {}
     waiting = sum(weights.get(name, 1.0) for name in asked)
     for name in sorted(asked, key=lambda name: asked[name] / weights.get(name, 1.0)):

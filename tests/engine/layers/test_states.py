@@ -104,8 +104,8 @@ def test_a_model_with_states_has_larger_pages_and_refuses_what_it_cannot_do(
     assert (layouts["lfm2"].page_size, layouts["lfm2"].whole) == (16, False)
     assert layouts[DELTA].page_size > 16 < layouts[MAMBA].page_size
     assert layouts[DELTA].whole
-    with pytest.raises(LoadError, match="fp8 does not work for models with convolutions or states"):
-        assemble(EngineOptions(folders["lfm2"], device="cpu", kv_cache_dtype="fp8"))
+    with pytest.raises(LoadError, match="int8 does not work for models with convolutions or states"):
+        assemble(EngineOptions(folders["lfm2"], device="cpu", kv_cache_dtype="int8"))
     with pytest.raises(ModelLoadError, match="models whose layers have states cannot guess"):
         assemble(EngineOptions(folders["lfm2"], device="cpu", draft_model=folders[MAMBA]))
 
